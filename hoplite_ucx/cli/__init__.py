@@ -1,0 +1,40 @@
+"""The `hoplite` command: one typer application, with a sub-application per module of this package.
+
+It owns how results are shown and what is asked of the user, and takes no decision about transfers. Every command
+that prints figures takes `--json`; quantities are written as in `quantities`.
+"""
+
+from typing import Annotated
+
+import typer
+
+from hoplite_ucx import __version__
+from hoplite_ucx.cli import simulate
+
+app = typer.Typer(
+    name="hoplite",
+    help="Collectives for task-based Python programs.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(simulate.app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hoplite {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _hoplite(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Collectives for task-based Python programs."""
+
+
+def main() -> None:
+    """Entry point of the `hoplite` console script."""
+    app()
