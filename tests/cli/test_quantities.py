@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pytest
 import typer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -124,33 +124,39 @@ def test_digits_round_for_the_eye() -> None:
     assert format_duration(0.0, digits=3) == "0s"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**63 - 1) | st.integers(0, 4096).map(lambda n: n * 2**20) | st.integers(0, 9999))
 def test_every_size_survives_a_round_trip(size: int) -> None:
     assert parse_size(format_size(size)) == size
 
 
+@settings(deadline=None)
 @given(st.floats(1e-3, 1e15))
 def test_every_bandwidth_survives_a_round_trip(rate: float) -> None:
     assert parse_bandwidth(format_bandwidth(rate)) == rate
 
 
+@settings(deadline=None)
 @given(st.just(0.0) | st.floats(1e-12, 1e12))
 def test_every_duration_survives_a_round_trip(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
+@settings(deadline=None)
 @given(st.floats(1e-9, 1e9), st.integers(1, 12))
 def test_rounded_durations_are_close(seconds: float, digits: int) -> None:
     rounded = parse_duration(format_duration(seconds, digits=digits))
     assert math.isclose(rounded, seconds, rel_tol=0.5 * 10.0 ** (1 - digits) * 1.001)
 
 
+@settings(deadline=None)
 @given(st.decimals(0, 10**6, places=3), st.sampled_from(["us", "ms", "s"]))
 def test_durations_are_the_nearest_float(number: Decimal, unit: str) -> None:
     exponent = {"us": -6, "ms": -3, "s": 0}[unit]
     assert parse_duration(f"{number:f}{unit}") == float(number.scaleb(exponent))
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_a_quantity_or_a_value_error(text: str) -> None:
     for parse in PARSERS:
