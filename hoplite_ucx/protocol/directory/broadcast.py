@@ -1,0 +1,372 @@
+"""The tree of one version: who has it, who is getting it from whom, and what happens when one of them fails.
+
+A receiver is in one of three states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
+placed behind a sender. HALTING: it was told to stop and will report its watermark. A fresh receiver is one that
+waits at watermark 0, so that first placements and repairs are the same thing.
+
+Rules kept here:
+- A receiver that others depend on is placed only behind a location whose ancestry ends at a root (a complete copy
+  or the producer) without passing through itself, so there are no cycles.
+- After a failure the receivers that lost the same sender are gathered briefly and placed most advanced first.
+- The version is lost only when no root is left *and* every live receiver has reported: one of them might have
+  completed without our knowing.
+"""
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from hoplite_ucx.protocol.cost import choose_granule
+from hoplite_ucx.protocol.directory.members import Member, Members
+from hoplite_ucx.protocol.directory.world import World
+from hoplite_ucx.protocol.ids import NodeId, Version, label
+from hoplite_ucx.protocol.messages import Drop, Eviction, Halt, Place, StreamFault
+from hoplite_ucx.protocol.placement import Plan, SenderPool
+
+_FIRST_COOLDOWN = 0.05
+# A put copies into shared memory about this fast; only a first guess for placing behind it.
+_PRODUCING_RATE = 4e9
+
+
+class State(enum.Enum):
+    WAITING = "waiting"
+    STREAMING = "streaming"
+    HALTING = "halting"
+
+
+@dataclass(slots=True)
+class Shunned:
+    """A sender that failed this receiver: not tried again before `until`, for longer after each failure."""
+
+    until: float
+    failures: int
+
+
+@dataclass(slots=True)
+class Receiver:
+    member: Member
+    order: int
+    state: State = State.WAITING
+    watermark: int = 0
+    number: int = 0
+    sender: NodeId | None = None
+    shunned: dict[NodeId, Shunned] = field(default_factory=dict)
+
+
+class Broadcast:
+    def __init__(
+        self,
+        world: World,
+        members: Members,
+        version: Version,
+        size: int,
+        layout: bytes,
+        bandwidth: float,
+        inline: bytes | None = None,
+    ) -> None:
+        self._world = world
+        self._members = members
+        self.version = version
+        self.size = size
+        self.layout = layout
+        self.inline = inline
+        self.aborted = False
+        self.copies: dict[NodeId, Member] = {}
+        self.producer: NodeId | None = None
+        self.receivers: dict[NodeId, Receiver] = {}
+        self._waiting: dict[NodeId, Receiver] = {}
+        self._expected: set[NodeId] = set()  # siblings whose reports a repair waits for
+        self._regroup_until = -math.inf
+        self._orders = 0
+        # The tree may come to span the cluster; a granule for that depth costs shallow trees nothing.
+        self._granule = choose_granule(size, len(members) - 1, bandwidth, world.settings)
+        self.pool = SenderPool(version.ref, self._granule, world.settings)
+
+    # --- what is known -----------------------------------------------------------------------------------------
+
+    def has_root(self) -> bool:
+        return bool(self.copies) or self.producer is not None or self.inline is not None
+
+    def complete(self) -> bool:
+        return bool(self.copies) or self.inline is not None
+
+    def nodes(self) -> list[NodeId]:
+        producer = [] if self.producer is None else [self.producer]
+        return [*self.copies, *producer, *self.receivers]
+
+    def waits(self) -> bool:
+        return bool(self._waiting)
+
+    def is_lost(self) -> bool:
+        """No root, and nobody left who could turn out to be one."""
+        return not self.has_root() and all(r.state is State.WAITING for r in self.receivers.values())
+
+    # --- locations come and go ---------------------------------------------------------------------------------
+
+    def produce(self, member: Member) -> None:
+        """The node has begun to put the version: a root, though not complete."""
+        self.producer = member.node
+        self.pool.add(member.node, member.nic, self._world.now + self.size / _PRODUCING_RATE, 0)
+
+    def add_copy(self, member: Member) -> None:
+        """The node has every byte, however it came by them."""
+        node = member.node
+        if node in self.copies:
+            return
+        if node == self.producer:
+            self.producer = None
+        elif node in self.receivers:
+            self._detach(self._forget_receiver(node))
+        if node in self.pool.locations:
+            self.pool.set_finish(node, self._world.now)
+        else:
+            self.pool.add(node, member.nic, self._world.now, 0)
+        self.copies[node] = member
+        self._world.tell(self.version.ref, "{} is complete at {}", self.version, label(node))
+
+    def remove(self, node: NodeId) -> None:
+        """The node has the version no more, and gets it no more: what hung on it is halted and placed anew."""
+        if node in self.copies:
+            del self.copies[node]
+        elif node == self.producer:
+            self.producer = None
+        elif node in self.receivers:
+            self._detach(self._forget_receiver(node))
+        else:
+            return
+        self._drop_location(node)
+        self._halt_if_rootless()
+
+    def evict(self, node: NodeId) -> Eviction:
+        """Let the node's copy go if another good one stays and nobody is pulling from this one."""
+        if node not in self.copies:
+            return Eviction.IN_USE
+        if self.inline is not None or not any(
+            member.usable() for other, member in self.copies.items() if other != node
+        ):
+            return Eviction.LAST_COPY
+        if self._children(node):
+            return Eviction.IN_USE
+        del self.copies[node]
+        self._drop_location(node)
+        return Eviction.GRANTED
+
+    def drop_everywhere(self) -> None:
+        """The version is over. Hosts' accounts are settled and everyone who has a byte of it is told."""
+        for node in self.nodes():
+            self._world.send(node, Drop(self.version))
+        for node in list(self.receivers):
+            self._detach(self._forget_receiver(node))
+        for node in list(self.pool.locations):
+            self.pool.remove(node)
+        self.copies.clear()
+        self.producer = None
+
+    # --- receivers ---------------------------------------------------------------------------------------------
+
+    def want(self, member: Member, watermark: int = 0) -> None:
+        if member.node in self.copies:
+            # The node knows best what it has: it would not ask for a copy it holds.
+            self.remove(member.node)
+        if member.node in self.receivers or member.node == self.producer:
+            return
+        self._orders += 1
+        receiver = Receiver(member, self._orders, watermark=watermark)
+        self.receivers[member.node] = self._waiting[member.node] = receiver
+
+    def unwant(self, node: NodeId) -> None:
+        """Only who has no sender is let go: a running stream may feed others, and ends by itself."""
+        if node in self._waiting:
+            self.remove(node)
+
+    def adopt(self, member: Member, watermark: int, number: int) -> None:
+        """A node that came back says what it is receiving; if that is what we know, the stream runs on."""
+        receiver = self.receivers.get(member.node)
+        if receiver is None:
+            self.want(member, watermark)
+        elif receiver.state is not State.WAITING and receiver.number == number:
+            if receiver.state is State.HALTING:
+                self._world.send(member.node, Halt(self.version, number))  # the first may have been lost
+        else:
+            self._to_waiting(receiver, watermark)
+
+    def advanced(self, node: NodeId, watermark: int) -> None:
+        receiver = self.receivers.get(node)
+        if receiver is None or receiver.state is not State.STREAMING or receiver.sender is None:
+            return
+        receiver.watermark = max(receiver.watermark, min(watermark, self.size))
+        child = self.pool.locations[receiver.sender].children[node]
+        finish = self._world.now + (self.size - receiver.watermark) / child.rate
+        self.pool.set_finish(node, finish)
+        self.pool.revise(receiver.sender, node, finish)
+
+    def failed(self, node: NodeId, number: int, watermark: int, fault: StreamFault, wanted: bool) -> None:
+        receiver = self.receivers.get(node)
+        if receiver is None or receiver.number != number or receiver.state is State.WAITING:
+            return  # it was placed again meanwhile
+        sender = receiver.sender
+        if sender is not None and receiver.state is State.STREAMING:
+            self._shun(receiver, sender)
+            if fault is StreamFault.BROKEN:
+                self._expect_siblings(sender, node)
+        self._world.tell(self.version.ref, "{} lost its sender at {}: {}", label(node), watermark, fault.value)
+        self._reported(receiver, watermark, wanted)
+
+    def halted(self, node: NodeId, number: int, watermark: int, wanted: bool) -> None:
+        receiver = self.receivers.get(node)
+        if receiver is not None and receiver.number == number and receiver.state is State.HALTING:
+            self._reported(receiver, watermark, wanted)
+
+    def _reported(self, receiver: Receiver, watermark: int, wanted: bool) -> None:
+        self._to_waiting(receiver, watermark)
+        if not wanted:
+            self.remove(receiver.member.node)
+
+    # --- placing -----------------------------------------------------------------------------------------------
+
+    def place(self) -> None:
+        """Give every waiting receiver a sender, the most advanced first, as far as there are senders."""
+        now = self._world.now
+        regrouping = bool(self._expected) and now < self._regroup_until
+        queue = sorted(self._waiting.values(), key=lambda receiver: (-receiver.watermark, receiver.order))
+        for receiver in queue:
+            member = receiver.member
+            if (regrouping and receiver.watermark) or not member.connected or member.receiving >= member.streams_in:
+                continue
+            plan = self.choose_sender(receiver)
+            if plan is None:
+                if not receiver.shunned and not self._children(member.node):
+                    break  # nobody can send to anyone
+                continue
+            if plan.displaces is not None:
+                self._halt(self.receivers[plan.displaces])
+            self._stream(receiver, plan)
+        self._wake_for_waiting(regrouping)
+
+    def choose_sender(self, receiver: Receiver) -> Plan | None:
+        node = receiver.member.node
+        shunned = receiver.shunned
+        now = self._world.now
+        has_children = bool(self._children(node))
+
+        def acceptable(sender: NodeId) -> bool:
+            member = self._members[sender]
+            above = self.receivers.get(sender)
+            if above is not None and above.state is not State.STREAMING:
+                return False
+            if sender == node or not member.usable() or member.sending >= member.streams_out:
+                return False
+            if sender in shunned and now < shunned[sender].until:
+                return False
+            return not has_children or self._is_rooted(sender, node)
+
+        return self.pool.choose(receiver.member.nic, self.size - receiver.watermark, now, acceptable)
+
+    def _stream(self, receiver: Receiver, plan: Plan) -> None:
+        member, sender = receiver.member, self._members[plan.sender]
+        receiver.state = State.STREAMING
+        receiver.number = self._world.next_number()
+        receiver.sender = plan.sender
+        del self._waiting[member.node]
+        member.receiving += 1
+        sender.sending += 1
+        self.pool.occupy(plan, member.node, member.nic)
+        if member.node in self.pool.locations:
+            self.pool.set_finish(member.node, plan.finish)
+        else:
+            depth = self.pool.locations[plan.sender].depth + 1
+            self.pool.add(member.node, member.nic, plan.finish, depth)
+        self._world.tell(
+            self.version.ref, "{} placed behind {} at {}", label(member.node), label(plan.sender), receiver.watermark
+        )
+        self._world.send(
+            member.node,
+            Place(
+                self.version,
+                receiver.number,
+                self.size,
+                self.layout,
+                plan.sender,
+                sender.address,
+                self._granule,
+                plan.rate,
+            ),
+        )
+
+    def _halt(self, receiver: Receiver) -> None:
+        self._detach(receiver)
+        receiver.state = State.HALTING
+        self._world.send(receiver.member.node, Halt(self.version, receiver.number))
+
+    def _halt_if_rootless(self) -> None:
+        if self.has_root():
+            return
+        for receiver in list(self.receivers.values()):
+            if receiver.state is State.STREAMING:
+                self._halt(receiver)
+
+    def _to_waiting(self, receiver: Receiver, watermark: int) -> None:
+        self._detach(receiver)
+        receiver.state = State.WAITING
+        receiver.watermark = watermark
+        self._expected.discard(receiver.member.node)
+        self._waiting[receiver.member.node] = receiver
+
+    def _detach(self, receiver: Receiver) -> None:
+        """Settle the accounts of a receiver's stream, if it has one."""
+        if receiver.sender is None:
+            return
+        self.pool.release(receiver.sender, receiver.member.node)
+        receiver.member.receiving -= 1
+        self._members[receiver.sender].sending -= 1
+        receiver.sender = None
+
+    def _forget_receiver(self, node: NodeId) -> Receiver:
+        receiver = self.receivers.pop(node)
+        self._waiting.pop(node, None)
+        self._expected.discard(node)
+        return receiver
+
+    def _drop_location(self, node: NodeId) -> None:
+        """A node that is no location any more leaves the pool; its children must find another sender."""
+        if node not in self.pool.locations:
+            return
+        for child in list(self._children(node)):
+            self._halt(self.receivers[child])
+            self._expect(child)
+        self.pool.remove(node)
+
+    def _children(self, node: NodeId) -> list[NodeId]:
+        location = self.pool.locations.get(node)
+        return list(location.children) if location is not None else []
+
+    def _is_rooted(self, node: NodeId, receiver: NodeId) -> bool:
+        """Whether the bytes at `node` come from a root without passing through `receiver`."""
+        while node in self.receivers:
+            above = self.receivers[node]
+            if node == receiver or above.state is not State.STREAMING or above.sender is None:
+                return False
+            node = above.sender
+        return True
+
+    def _shun(self, receiver: Receiver, sender: NodeId) -> None:
+        failures = receiver.shunned[sender].failures + 1 if sender in receiver.shunned else 1
+        pause = min(_FIRST_COOLDOWN * 2 ** (failures - 1), self._world.settings.cooldown)
+        receiver.shunned[sender] = Shunned(self._world.now + pause, failures)
+
+    def _expect_siblings(self, sender: NodeId, reporter: NodeId) -> None:
+        for child in self._children(sender):
+            if child != reporter:
+                self._expect(child)
+
+    def _expect(self, node: NodeId) -> None:
+        """A report is on its way; whoever lost the same sender waits for it a moment, so as to be placed in order."""
+        self._expected.add(node)
+        self._regroup_until = self._world.now + self._world.settings.regroup
+
+    def _wake_for_waiting(self, regrouping: bool) -> None:
+        """Look again when the regrouping ends or a shunned sender may be tried again."""
+        times = [self._regroup_until] if regrouping else []
+        times += [s.until for r in self._waiting.values() for s in r.shunned.values() if s.until > self._world.now]
+        if times:
+            self._world.timers.set(("place", self.version.ref), min(times))

@@ -1,0 +1,134 @@
+"""Who is there: the nodes of the cluster, and how suspicion becomes death.
+
+A node is suspect when its session broke, a peer lost it, or it has been silent for the suspicion time; suspect
+nodes are not asked to send, but nothing is taken from them. It is dead when its port refuses a connection, or
+its lease has run out, or a later life of it has joined. The dead are fenced: nothing they say counts any more,
+until they come back under a new name.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hoplite_ucx.protocol.directory.world import World
+from hoplite_ucx.protocol.events import Disconnect, Probe
+from hoplite_ucx.protocol.ids import NodeId, generation_of, identity_of
+from hoplite_ucx.protocol.messages import Join
+from hoplite_ucx.protocol.placement import Nic
+
+_FENCES_KEPT = 100_000
+
+
+@dataclass(slots=True)
+class Member:
+    node: NodeId
+    address: str
+    host: str
+    nic: Nic
+    streams_in: int
+    streams_out: int
+    heard: float
+    connected: bool = True
+    suspect: bool = False
+    probing: bool = False
+    receiving: int = 0
+    sending: int = 0
+    refs: set[bytes] = field(default_factory=set)
+    """Every object this node has to do with: a copy, a stream, a want, a watch."""
+
+    def usable(self) -> bool:
+        return self.connected and not self.suspect
+
+
+class Members:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._members: dict[NodeId, Member] = {}
+        self._by_identity: dict[int, Member] = {}
+        self._nics: dict[str, tuple[Nic, int]] = {}  # one account per host, shared by its nodes
+        self._fenced: OrderedDict[int, int] = OrderedDict()  # identity → highest dead generation
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def get(self, node: NodeId) -> Member | None:
+        return self._members.get(node)
+
+    def __getitem__(self, node: NodeId) -> Member:
+        return self._members[node]
+
+    def is_fenced(self, node: NodeId) -> bool:
+        return generation_of(node) <= self._fenced.get(identity_of(node), -1)
+
+    def earlier_life(self, node: NodeId) -> Member | None:
+        """The member that a joining node replaces: the same identity under an older name."""
+        member = self._by_identity.get(identity_of(node))
+        return member if member is not None and member.node != node else None
+
+    def join(self, hello: Join, now: float) -> Member:
+        member = self._members.get(hello.node)
+        if member is None:
+            nic, users = self._nics.get(hello.host, (Nic(hello.up, hello.down), 0))
+            self._nics[hello.host] = (nic, users + 1)
+            member = Member(hello.node, hello.address, hello.host, nic, hello.streams_in, hello.streams_out, heard=now)
+            self._members[hello.node] = self._by_identity[identity_of(hello.node)] = member
+        member.connected = True
+        self.heard(member, now)
+        return member
+
+    def heard(self, member: Member, now: float) -> None:
+        member.heard = now
+        if member.suspect and member.connected:
+            member.suspect = False
+            self._world.supply_changed()
+
+    def suspect(self, member: Member) -> None:
+        """Ask its port what is true; a refusal is the quickest proof of death."""
+        member.suspect = True
+        if not member.probing:
+            member.probing = True
+            self._world.emit(Probe(member.node, member.address))
+
+    def session_lost(self, member: Member) -> None:
+        member.connected = False
+        self.suspect(member)
+
+    def probed(self, member: Member, accepted: bool | None, now: float) -> bool:
+        """Whether the probe proved the node dead."""
+        member.probing = False
+        if accepted is False:
+            return True
+        if accepted and member.connected and now - member.heard < self._world.settings.suspicion:
+            member.suspect = False
+            self._world.supply_changed()
+        return False
+
+    def sweep(self, now: float) -> list[Member]:
+        """Suspect the silent; those whose lease has run out are returned, to be declared dead."""
+        expired = []
+        for member in self._members.values():
+            silence = now - member.heard
+            if silence >= self._world.settings.lease:
+                expired.append(member)
+            elif silence >= self._world.settings.suspicion:
+                self.suspect(member)
+        return expired
+
+    def remove(self, member: Member, *, fence: bool) -> None:
+        del self._members[member.node]
+        identity = identity_of(member.node)
+        if self._by_identity.get(identity) is member:
+            del self._by_identity[identity]
+        nic, users = self._nics[member.host]
+        if users > 1:
+            self._nics[member.host] = (nic, users - 1)
+        else:
+            del self._nics[member.host]
+        if fence:
+            self._fenced[identity] = max(generation_of(member.node), self._fenced.get(identity, -1))
+            while len(self._fenced) > _FENCES_KEPT:
+                self._fenced.popitem(last=False)
+        self._world.emit(Disconnect(member.node))

@@ -1,0 +1,46 @@
+"""What the parts of the directory share: settings, timers, stories, and the effects that pile up for the shell."""
+
+import math
+
+from hoplite_ucx.protocol.events import DirectoryEffect, SendNode
+from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.messages import ToNode
+from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.protocol.story import Stories
+from hoplite_ucx.protocol.timers import Timers
+
+
+class World:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.timers = Timers()
+        self.stories = Stories("directory")
+        self.now = -math.inf
+        self._effects: list[DirectoryEffect] = []
+        self._number = 0
+        self._supply_changed = False
+
+    def emit(self, effect: DirectoryEffect) -> None:
+        self._effects.append(effect)
+
+    def send(self, node: NodeId, message: ToNode) -> None:
+        self._effects.append(SendNode(node, message))
+
+    def tell(self, ref: bytes, text: str, *details: object) -> None:
+        self.stories.add(self.now, ref, text, *details)
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def supply_changed(self) -> None:
+        """A node can send again: receivers without a sender should be looked at."""
+        self._supply_changed = True
+
+    def take_supply_change(self) -> bool:
+        changed, self._supply_changed = self._supply_changed, False
+        return changed
+
+    def take_effects(self) -> list[DirectoryEffect]:
+        effects, self._effects = self._effects, []
+        return effects

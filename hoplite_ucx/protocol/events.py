@@ -1,0 +1,312 @@
+"""What a shell and its machine tell each other: events in, effects out. None of this travels.
+
+A machine is driven by `effects = machine.handle(event, now)`; the shell performs the effects in order. When
+`machine.wakeup()` comes, the shell sends a `Tick` with the position of everything that runs, so that no event
+is needed per chunk.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from hoplite_ucx.protocol.errors import Failure
+from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, Version
+from hoplite_ucx.protocol.messages import StreamFault, ToDirectory, ToNode, ToPeer
+
+
+class _Local(Struct, frozen=True):
+    pass
+
+
+# --- events of the directory ----------------------------------------------------------------------------------
+
+
+class FromNode(_Local, frozen=True):
+    """A message from a node's current session; of an older session the shell delivers nothing more."""
+
+    node: NodeId
+    message: ToDirectory
+
+
+class SessionLost(_Local, frozen=True):
+    node: NodeId
+
+
+class Probed(_Local, frozen=True):
+    """The answer to `Probe`: the node's port took the connection, refused it, or (None) did not answer."""
+
+    node: NodeId
+    accepted: bool | None
+
+
+class Tick(_Local, frozen=True):
+    """Time has come. A node's shell adds how far each stream and each put has come, by stream or call."""
+
+    positions: dict[StreamId | CallId, int] = msgspec.field(default_factory=dict)
+
+
+DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | Tick
+
+
+# --- effects of the directory ---------------------------------------------------------------------------------
+
+
+class SendNode(_Local, frozen=True):
+    node: NodeId
+    message: ToNode
+
+
+class Probe(_Local, frozen=True):
+    node: NodeId
+    address: str
+
+
+class Disconnect(_Local, frozen=True):
+    """Close the node's session after what was sent before."""
+
+    node: NodeId
+
+
+DirectoryEffect: TypeAlias = SendNode | Probe | Disconnect
+
+
+# --- events of a node: its users ------------------------------------------------------------------------------
+
+
+class PutCall(_Local, frozen=True):
+    """A user begins to put; `data` has the bytes of an object below the inline limit."""
+
+    call: CallId
+    ref: bytes
+    size: int
+    layout: bytes
+    data: bytes | None
+    deadline: float | None
+
+
+class PutFinished(_Local, frozen=True):
+    call: CallId
+
+
+class GetCall(_Local, frozen=True):
+    call: CallId
+    ref: bytes
+    deadline: float | None
+
+
+class WaitCall(_Local, frozen=True):
+    call: CallId
+    refs: tuple[bytes, ...]
+    count: int
+    deadline: float | None
+
+
+class DeleteCall(_Local, frozen=True):
+    call: CallId
+    refs: tuple[bytes, ...]
+    deadline: float | None
+
+
+class CancelCall(_Local, frozen=True):
+    """The caller is gone or gave up: nobody hears an answer. A put that was not finished is aborted."""
+
+    call: CallId
+
+
+class Unpin(_Local, frozen=True):
+    """The memory that a get gave out is not used any more."""
+
+    call: CallId
+
+
+# --- events of a node: its connections and streams ------------------------------------------------------------
+
+
+class DirectoryConnected(_Local, frozen=True):
+    pass
+
+
+class DirectoryLost(_Local, frozen=True):
+    pass
+
+
+class FromDirectory(_Local, frozen=True):
+    message: ToNode
+
+
+class FromPeer(_Local, frozen=True):
+    peer: NodeId
+    message: ToPeer
+
+
+class PeerLost(_Local, frozen=True):
+    """The session with a peer ended, or could not be made."""
+
+    peer: NodeId
+
+
+class ReceiveClosed(_Local, frozen=True):
+    """A receiving stream is over: all below `watermark` is final, and nothing will be written any more.
+
+    `fault` is None if the last byte has come or the stream was cancelled.
+    """
+
+    stream: StreamId
+    watermark: int
+    fault: StreamFault | None
+
+
+class ServeClosed(_Local, frozen=True):
+    """A sending stream is over and reads its segment no more."""
+
+    stream: StreamId
+
+
+NodeEvent: TypeAlias = (
+    PutCall
+    | PutFinished
+    | GetCall
+    | WaitCall
+    | DeleteCall
+    | CancelCall
+    | Unpin
+    | DirectoryConnected
+    | DirectoryLost
+    | FromDirectory
+    | FromPeer
+    | PeerLost
+    | ReceiveClosed
+    | ServeClosed
+    | Tick
+)
+
+
+# --- effects of a node ----------------------------------------------------------------------------------------
+
+
+class ConnectDirectory(_Local, frozen=True):
+    """Open a session with the directory; `DirectoryConnected` or `DirectoryLost` follows."""
+
+
+class DisconnectDirectory(_Local, frozen=True):
+    """The session is of no use any more; no event follows."""
+
+
+class SendDirectory(_Local, frozen=True):
+    message: ToDirectory
+
+
+class SendPeer(_Local, frozen=True):
+    peer: NodeId
+    message: ToPeer
+
+
+class Allocate(_Local, frozen=True):
+    segment: int
+    size: int
+
+
+class Fill(_Local, frozen=True):
+    """Write the bytes of a small object into its segment."""
+
+    segment: int
+    data: bytes
+
+
+class Free(_Local, frozen=True):
+    segment: int
+
+
+class Receive(_Local, frozen=True):
+    """Make ready to receive a stream into a segment, over a session to `address` (made if there is none)."""
+
+    stream: StreamId
+    segment: int
+    sender: NodeId
+    address: str
+    version: Version
+    offset: int
+    size: int
+    granule: int
+
+
+class CancelReceive(_Local, frozen=True):
+    """`ReceiveClosed` follows within bounded time."""
+
+    stream: StreamId
+
+
+class Serve(_Local, frozen=True):
+    """Send a segment from `offset` to its end, as far as its watermark has come."""
+
+    stream: StreamId
+    segment: int
+    offset: int
+    size: int
+    granule: int
+
+
+class CancelServe(_Local, frozen=True):
+    """`ServeClosed` follows within bounded time."""
+
+    stream: StreamId
+
+
+class PutReady(_Local, frozen=True):
+    """There is memory: the user may fill the segment."""
+
+    call: CallId
+    segment: int
+
+
+class PutDone(_Local, frozen=True):
+    call: CallId
+    version: Version
+    existing: bool
+
+
+class Got(_Local, frozen=True):
+    """A get's value: a pinned segment, or the bytes themselves."""
+
+    call: CallId
+    version: Version
+    layout: bytes
+    size: int
+    segment: int | None
+    data: bytes | None
+
+
+class Waited(_Local, frozen=True):
+    call: CallId
+    ready: tuple[bytes, ...]
+    rest: tuple[bytes, ...]
+
+
+class DeleteDone(_Local, frozen=True):
+    call: CallId
+
+
+class CallFailed(_Local, frozen=True):
+    call: CallId
+    failure: Failure
+
+
+Answer: TypeAlias = PutDone | Got | Waited | DeleteDone | CallFailed
+"""What ends a call."""
+
+NodeEffect: TypeAlias = (
+    ConnectDirectory
+    | DisconnectDirectory
+    | SendDirectory
+    | SendPeer
+    | Allocate
+    | Fill
+    | Free
+    | Receive
+    | CancelReceive
+    | Serve
+    | CancelServe
+    | PutReady
+    | Answer
+)

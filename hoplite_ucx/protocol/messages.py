@@ -1,0 +1,393 @@
+"""The wire format: every message between nodes and the directory, and between nodes.
+
+The structs are what the machines handle and, in MessagePack, what travels. Decoding checks forms and bounds
+every length before anything else looks at a message; what a message *means* is checked by the machine that
+handles it. Three tagged unions, one per direction, so that nobody can be sent what is not meant for it.
+"""
+
+import enum
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.ids import CallId, NodeId, Ref, StreamId, Version
+from hoplite_ucx.protocol.settings import Settings
+
+PROTOCOL = 1
+"""Raised whenever two builds could misunderstand each other; compared in the handshake."""
+
+MAX_FRAME = 64 << 20
+_MAX_LIST = 1_000_000
+
+Bytes: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Call: TypeAlias = Annotated[CallId, Meta(ge=0, lt=1 << 62)]
+Rate: TypeAlias = Annotated[float, Meta(gt=0)]
+Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Layout: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
+Data: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
+Refs: TypeAlias = Annotated[tuple[Ref, ...], Meta(max_length=_MAX_LIST)]
+
+
+class StreamFault(enum.StrEnum):
+    """Why a stream ended before its last byte, as its receiver saw it."""
+
+    BROKEN = "broken"  # the connection to the sender ended
+    STALLED = "stalled"  # silence, or a backlog that does not move
+    ABSENT = "absent"  # the sender does not have this version
+    BUSY = "busy"  # the sender has no stream to spare
+
+
+# --- what a node tells the directory --------------------------------------------------------------------------
+
+
+class _ToDirectory(Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Copy(Struct, frozen=True, array_like=True):
+    """A complete copy that a joining node holds."""
+
+    version: Version
+    size: Bytes
+    layout: Layout
+
+
+class Partial(Struct, frozen=True, array_like=True):
+    """A copy that a joining node is receiving; `number` 0 means that it has no sender now."""
+
+    version: Version
+    watermark: Bytes
+    number: Number
+
+
+class Put(_ToDirectory, frozen=True):
+    """The node begins to put an object; small ones carry their bytes."""
+
+    call: Call
+    ref: Ref
+    size: Bytes
+    layout: Layout
+    data: Data | None = None
+
+
+class Delete(_ToDirectory, frozen=True):
+    call: Call
+    refs: Refs
+
+
+class Join(_ToDirectory, frozen=True):
+    """The first message of every session: who the node is, and all that the directory should know of it.
+
+    A new node announces little; a node that comes back announces everything, and what was lost with the old
+    session is settled by comparing.
+    """
+
+    protocol: Number
+    cluster: Text
+    node: NodeId
+    host: Text
+    address: Text
+    up: Rate
+    down: Rate
+    streams_in: Annotated[int, Meta(ge=1)]
+    streams_out: Annotated[int, Meta(ge=1)]
+    copies: Annotated[tuple[Copy, ...], Meta(max_length=_MAX_LIST)] = ()
+    partials: Annotated[tuple[Partial, ...], Meta(max_length=_MAX_LIST)] = ()
+    producing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)] = ()
+    puts: Annotated[tuple[Put, ...], Meta(max_length=_MAX_LIST)] = ()
+    wants: Refs = ()
+    watches: Refs = ()
+    deletes: Annotated[tuple[Delete, ...], Meta(max_length=_MAX_LIST)] = ()
+
+
+class Leave(_ToDirectory, frozen=True):
+    """The node goes on purpose: no suspicion, no lease."""
+
+
+class Progress(Struct, frozen=True, array_like=True):
+    version: Version
+    watermark: Bytes
+
+
+class Heartbeat(_ToDirectory, frozen=True):
+    progress: Annotated[tuple[Progress, ...], Meta(max_length=_MAX_LIST)] = ()
+
+
+class Completed(_ToDirectory, frozen=True):
+    """All bytes of the version are here, put or received."""
+
+    version: Version
+
+
+class Aborted(_ToDirectory, frozen=True):
+    """The worker that was putting the version is gone."""
+
+    version: Version
+
+
+class Want(_ToDirectory, frozen=True):
+    ref: Ref
+
+
+class Unwant(_ToDirectory, frozen=True):
+    """Nobody here waits for the ref any more. A transfer that runs goes on: others may depend on it."""
+
+    ref: Ref
+
+
+class StreamFailed(_ToDirectory, frozen=True):
+    """The stream of a placement ended early. `wanted`: someone here still waits for the object."""
+
+    version: Version
+    number: Number
+    watermark: Bytes
+    sender: NodeId
+    fault: StreamFault
+    wanted: bool
+
+
+class Halted(_ToDirectory, frozen=True):
+    """The answer to `Halt`: nothing writes below or above this watermark any more."""
+
+    version: Version
+    number: Number
+    watermark: Bytes
+    wanted: bool
+
+
+class Declined(_ToDirectory, frozen=True):
+    """No memory for this placement."""
+
+    version: Version
+    number: Number
+
+
+class Evict(_ToDirectory, frozen=True):
+    version: Version
+
+
+class Watch(_ToDirectory, frozen=True):
+    refs: Refs
+
+
+class Unwatch(_ToDirectory, frozen=True):
+    refs: Refs
+
+
+ToDirectory: TypeAlias = (
+    Join
+    | Leave
+    | Heartbeat
+    | Put
+    | Completed
+    | Aborted
+    | Want
+    | Unwant
+    | StreamFailed
+    | Halted
+    | Declined
+    | Evict
+    | Watch
+    | Unwatch
+    | Delete
+)
+
+
+# --- what the directory tells a node --------------------------------------------------------------------------
+
+
+class _ToNode(Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Welcome(_ToNode, frozen=True):
+    incarnation: Number
+    cluster: Text
+    settings: Settings
+
+
+class Fenced(_ToNode, frozen=True):
+    """The node was declared dead. It may come back as a new life of itself."""
+
+    node: NodeId
+
+
+class Alive(_ToNode, frozen=True):
+    """The answer to a heartbeat."""
+
+
+class PutAccepted(_ToNode, frozen=True):
+    """`existing`: the ref has an object already, and the bytes that were offered are not needed."""
+
+    call: Call
+    version: Version
+    existing: bool
+
+
+class PutRefused(_ToNode, frozen=True):
+    call: Call
+    failure: Failure
+
+
+class Place(_ToNode, frozen=True):
+    """Pull this version from that sender, from your watermark on. The newest number wins."""
+
+    version: Version
+    number: Number
+    size: Bytes
+    layout: Layout
+    sender: NodeId
+    address: Text
+    granule: Annotated[int, Meta(ge=1)]
+    rate: Rate
+
+
+class Inline(_ToNode, frozen=True):
+    version: Version
+    layout: Layout
+    data: Data
+
+
+class Failed(_ToNode, frozen=True):
+    """What the node wanted or watched will not come by itself; the failure names the ref."""
+
+    ref: Ref
+    failure: Failure
+
+
+class Drop(_ToNode, frozen=True):
+    """The version is over: deleted, lost or replaced."""
+
+    version: Version
+
+
+class Eviction(enum.StrEnum):
+    GRANTED = "granted"
+    LAST_COPY = "last_copy"  # it stays until another copy exists
+    IN_USE = "in_use"  # someone is pulling from it
+
+
+class EvictAnswer(_ToNode, frozen=True):
+    version: Version
+    answer: Eviction
+
+
+class Halt(_ToNode, frozen=True):
+    """Stop the stream of this placement and report where it stands."""
+
+    version: Version
+    number: Number
+
+
+class Ready(_ToNode, frozen=True):
+    refs: Refs
+
+
+class Deleted(_ToNode, frozen=True):
+    call: Call
+
+
+class Rejected(_ToNode, frozen=True):
+    """A message that could not be handled; nothing was changed by it."""
+
+    failure: Failure
+
+
+ToNode: TypeAlias = (
+    Welcome
+    | Fenced
+    | Alive
+    | PutAccepted
+    | PutRefused
+    | Place
+    | Inline
+    | Failed
+    | Drop
+    | EvictAnswer
+    | Halt
+    | Ready
+    | Deleted
+    | Rejected
+)
+
+
+# --- what nodes tell each other -------------------------------------------------------------------------------
+
+
+class _ToPeer(Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class StreamRequest(_ToPeer, frozen=True):
+    """The receiver asks for everything from `offset` on; `rate` is what its placement was planned with."""
+
+    stream: StreamId
+    version: Version
+    offset: Bytes
+    granule: Annotated[int, Meta(ge=1)]
+    rate: Rate
+
+
+class StreamStatus(_ToPeer, frozen=True):
+    """From a sender with nothing to send: starved with all bytes below `at` sent, or the stream waits its turn."""
+
+    stream: StreamId
+    at: Bytes
+    queued: bool
+
+
+class StreamRefused(_ToPeer, frozen=True):
+    stream: StreamId
+    fault: StreamFault
+
+
+class StreamCancel(_ToPeer, frozen=True):
+    """From the receiver: send no more."""
+
+    stream: StreamId
+
+
+ToPeer: TypeAlias = StreamRequest | StreamStatus | StreamRefused | StreamCancel
+
+M = TypeVar("M")
+
+_encoder = msgspec.msgpack.Encoder()
+_to_directory: msgspec.msgpack.Decoder[ToDirectory] = msgspec.msgpack.Decoder(ToDirectory)
+_to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
+_to_peer: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
+
+
+def encode(message: ToDirectory | ToNode | ToPeer) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_directory(frame: bytes | memoryview) -> ToDirectory:
+    return _decode(_to_directory, frame)
+
+
+def decode_to_node(frame: bytes | memoryview) -> ToNode:
+    return _decode(_to_node, frame)
+
+
+def decode_to_peer(frame: bytes | memoryview) -> ToPeer:
+    return _decode(_to_peer, frame)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[M], frame: bytes | memoryview) -> M:
+    if len(frame) > MAX_FRAME:
+        raise malformed(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME}").exception()
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise malformed(str(error)).exception() from error
+
+
+def malformed(detail: str) -> Failure:
+    return Failure(
+        FailureKind.INVALID,
+        f"malformed message: {detail}",
+        f"check that both sides run hoplite-ucx with protocol {PROTOCOL}",
+    )

@@ -1,0 +1,319 @@
+"""What users asked of this node and have not been answered: puts, gets, waits, deletes, each with its deadline.
+
+Every call ends in exactly one answer, a value or a typed failure, unless its caller gave up. What the directory has
+not answered is announced again when the session is new, under the same call, so that nothing is done twice.
+"""
+
+from dataclasses import dataclass, field
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.events import (
+    CallFailed,
+    DeleteCall,
+    DeleteDone,
+    Fill,
+    GetCall,
+    PutCall,
+    PutDone,
+    PutReady,
+    WaitCall,
+    Waited,
+)
+from hoplite_ucx.protocol.ids import REF_BYTES, CallId, StreamId, Version, label
+from hoplite_ucx.protocol.messages import Aborted, Completed, Delete, Put, PutAccepted, Unwatch, Watch
+from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.fetching import Fetching, store_full
+from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase, Request
+from hoplite_ucx.protocol.node.serving import Serving
+
+
+@dataclass(slots=True, eq=False)
+class PendingPut:
+    call: PutCall
+    request: Request | None = None
+    holding: Holding | None = None
+    accepted: PutAccepted | None = None
+    answered: bool = False
+    """The user has an answer already, a failure; only the writing into the segment is still waited for."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingWait:
+    call: WaitCall
+    ready: dict[bytes, None] = field(default_factory=dict)
+
+
+class Calls:
+    def __init__(self, context: Context, memory: Memory, serving: Serving, fetching: Fetching) -> None:
+        self._context = context
+        self._memory = memory
+        self._serving = serving
+        self._fetching = fetching
+        self.puts: dict[CallId, PendingPut] = {}
+        self.waits: dict[CallId, PendingWait] = {}
+        self.deletes: dict[CallId, DeleteCall] = {}
+        self._watchers: dict[bytes, dict[CallId, None]] = {}
+
+    # --- put ---------------------------------------------------------------------------------------------------
+
+    def put(self, call: PutCall) -> None:
+        settings = self._context.settings
+        if problem := _bad_ref(call.ref):
+            self._refuse(call.call, problem, call.ref)
+        elif call.size < 0 or call.size > settings.max_object:
+            self._refuse(call.call, f"a size of {call.size} is not within 0 and {settings.max_object}", call.ref)
+        elif call.data is not None and (len(call.data) != call.size or call.size > settings.inline_limit):
+            self._refuse(call.call, f"{len(call.data)} bytes came for an object of {call.size}", call.ref)
+        else:
+            put = self.puts[call.call] = PendingPut(call)
+            self._set_deadline(call.call, call.deadline)
+            put.request = Request(
+                call.size, patient=True, granted=lambda: self._put_granted(put), denied=lambda: self._put_denied(put)
+            )
+            self._memory.request(put.request)
+
+    def _put_granted(self, put: PendingPut) -> None:
+        call = put.call
+        put.request = None
+        put.holding = self._memory.allocate(call.ref, call.size, call.layout, Phase.PRODUCING)
+        if call.data is not None:
+            self._context.emit(Fill(put.holding.segment, call.data))
+            put.holding.watermark = call.size
+        else:
+            put.holding.writing = True
+            self._context.emit(PutReady(call.call, put.holding.segment))
+        self._context.tell_directory(_offer(call))
+
+    def _put_denied(self, put: PendingPut) -> None:
+        del self.puts[put.call.call]
+        self._context.answer(CallFailed(put.call.call, store_full(put.call.ref, put.call.size, self._memory)))
+
+    def put_accepted(self, accepted: PutAccepted) -> None:
+        put = self.puts.get(accepted.call)
+        if put is None or put.answered or put.holding is None:
+            if not accepted.existing:
+                self._context.tell_directory(Aborted(accepted.version))
+            return
+        if put.accepted is not None:
+            return
+        put.accepted = accepted
+        if not accepted.existing:
+            self._memory.name(put.holding, accepted.version)
+            self._serving.arrived(put.holding)
+        self._finish_put(put)
+
+    def put_finished(self, call: CallId) -> None:
+        put = self.puts.get(call)
+        if put is None or put.holding is None:
+            return
+        put.holding.writing = False
+        put.holding.watermark = put.holding.size
+        if put.answered:
+            del self.puts[call]
+            self._memory.release(put.holding)
+        else:
+            self._finish_put(put)
+
+    def put_refused(self, call: CallId, failure: Failure) -> None:
+        put = self.puts.get(call)
+        if put is not None and not put.answered:
+            self._fail_put(put, failure)
+
+    def _finish_put(self, put: PendingPut) -> None:
+        """Answer once the directory knows the object and every byte is there."""
+        holding, accepted = put.holding, put.accepted
+        assert holding is not None
+        if accepted is None or holding.writing:
+            return
+        del self.puts[put.call.call]
+        if accepted.existing:
+            self._memory.doom(holding)
+        else:
+            holding.phase = Phase.COMPLETE
+            if put.call.data is None:
+                self._context.tell_directory(Completed(accepted.version))
+            self._memory.review()
+        self._context.answer(PutDone(put.call.call, accepted.version, accepted.existing))
+
+    def _fail_put(self, put: PendingPut, failure: Failure | None) -> None:
+        """End a put early; its segment stays until its writer is known to have stopped."""
+        call, holding = put.call.call, put.holding
+        put.answered = True
+        if failure is not None:
+            self._context.answer(CallFailed(call, failure))
+        if put.request is not None:
+            self._memory.withdraw(put.request)
+        if holding is None or not holding.writing:
+            del self.puts[call]
+        if holding is not None:
+            if holding.version is not None:
+                self._context.tell_directory(Aborted(holding.version))
+            self._serving.gone(holding)
+            self._memory.doom(holding)
+
+    # --- get ---------------------------------------------------------------------------------------------------
+
+    def get(self, call: GetCall) -> None:
+        if problem := _bad_ref(call.ref):
+            self._refuse(call.call, problem, call.ref)
+            return
+        holding = self._memory.complete_copy(call.ref)
+        if holding is not None:
+            self._memory.give_out(holding, call.call)
+        else:
+            self._set_deadline(call.call, call.deadline)
+            self._fetching.get(call.ref, call.call)
+
+    # --- wait --------------------------------------------------------------------------------------------------
+
+    def wait(self, call: WaitCall) -> None:
+        refs = dict.fromkeys(call.refs)
+        if problem := next(filter(None, map(_bad_ref, refs)), None):
+            self._refuse(call.call, problem, None)
+        elif len(refs) != len(call.refs):
+            self._refuse(call.call, "a ref stands more than once in the wait", None)
+        elif not 1 <= call.count <= len(refs) <= self._context.settings.max_refs:
+            self._refuse(call.call, f"a count of {call.count} is not within 1 and the {len(refs)} refs given", None)
+        else:
+            wait = self.waits[call.call] = PendingWait(call)
+            self._set_deadline(call.call, call.deadline)
+            unknown = []
+            for ref in refs:
+                if self._memory.complete_copy(ref) is not None:
+                    wait.ready[ref] = None
+                elif ref in self._watchers:
+                    self._watchers[ref][call.call] = None
+                else:
+                    self._watchers[ref] = {call.call: None}
+                    unknown.append(ref)
+            if not self._satisfied(wait) and unknown:
+                self._context.tell_directory(Watch(tuple(unknown)))
+
+    def ready(self, refs: tuple[bytes, ...]) -> None:
+        for ref in refs:
+            for call in self._watchers.pop(ref, ()):
+                wait = self.waits[call]
+                wait.ready[ref] = None
+                self._satisfied(wait)
+
+    def _satisfied(self, wait: PendingWait) -> bool:
+        if len(wait.ready) < wait.call.count:
+            return False
+        self._end_wait(wait)
+        return True
+
+    def _end_wait(self, wait: PendingWait) -> None:
+        call = wait.call
+        self._forget_wait(wait)
+        ready = tuple(ref for ref in call.refs if ref in wait.ready)
+        rest = tuple(ref for ref in call.refs if ref not in wait.ready)
+        self._context.answer(Waited(call.call, ready, rest))
+
+    def _forget_wait(self, wait: PendingWait) -> None:
+        del self.waits[wait.call.call]
+        unwatched = []
+        for ref in wait.call.refs:
+            watchers = self._watchers.get(ref)
+            if watchers is not None and watchers.pop(wait.call.call, wait) is None and not watchers:
+                del self._watchers[ref]
+                unwatched.append(ref)
+        if unwatched:
+            self._context.tell_directory(Unwatch(tuple(unwatched)))
+
+    # --- delete ------------------------------------------------------------------------------------------------
+
+    def delete(self, call: DeleteCall) -> None:
+        if problem := next(filter(None, map(_bad_ref, call.refs)), None):
+            self._refuse(call.call, problem, None)
+        elif len(call.refs) > self._context.settings.max_refs:
+            self._refuse(call.call, f"{len(call.refs)} refs are more than one call may delete", None)
+        else:
+            self.deletes[call.call] = call
+            self._set_deadline(call.call, call.deadline)
+            self._context.tell_directory(Delete(call.call, call.refs))
+
+    def deleted(self, call: CallId) -> None:
+        if self.deletes.pop(call, None) is not None:
+            self._context.answer(DeleteDone(call))
+
+    # --- deadlines, cancelling, the session --------------------------------------------------------------------
+
+    def expired(self, call: CallId) -> None:
+        if call in self.waits:
+            self._end_wait(self.waits[call])
+        elif call in self._fetching.getters:
+            ref = self._fetching.getters[call]
+            detail = f"the time for this get ran out: {self._fetching.state_of(ref)}"
+            remedy = "look whether its producer still runs, or give it a longer timeout"
+            self._context.answer(CallFailed(call, Failure(FailureKind.TIMEOUT, detail, remedy, ref)))
+            self._fetching.give_up(call)
+        elif call in self.deletes:
+            del self.deletes[call]
+            self._context.answer(CallFailed(call, self._no_answer(None)))
+        elif call in self.puts and not self.puts[call].answered:
+            put = self.puts[call]
+            waiting_for_room = put.request is not None
+            ref, size = put.call.ref, put.call.size
+            failure = store_full(ref, size, self._memory) if waiting_for_room else self._no_answer(ref)
+            self._fail_put(put, failure)
+
+    def cancel(self, call: CallId) -> None:
+        """The caller is gone. A segment that it was filling is not written to any more."""
+        self._context.timers.cancel(("call", call))
+        if (put := self.puts.get(call)) is not None:
+            if put.holding is not None:
+                put.holding.writing = False
+            if put.answered:
+                del self.puts[call]
+                if put.holding is not None:
+                    self._memory.release(put.holding)
+            else:
+                self._fail_put(put, None)
+        elif call in self._fetching.getters:
+            self._fetching.give_up(call)
+        elif (wait := self.waits.get(call)) is not None:
+            self._forget_wait(wait)
+        elif self.deletes.pop(call, None) is None:
+            self._memory.unpin(call)
+
+    def dropped(self, version: Version, failure: Failure) -> None:
+        """A version that is still being put was ended by the directory."""
+        for put in list(self.puts.values()):
+            if put.holding is not None and put.holding.version == version and not put.answered:
+                self._fail_put(put, failure)
+
+    def announce(self) -> tuple[tuple[Version, ...], tuple[Put, ...], tuple[bytes, ...], tuple[Delete, ...]]:
+        puts = [put for put in self.puts.values() if put.holding is not None and not put.answered]
+        named = [put.holding.version for put in puts if put.holding is not None]
+        return (
+            tuple(version for version in named if version is not None),
+            tuple(_offer(put.call) for put in puts if put.accepted is None),
+            tuple(self._watchers),
+            tuple(Delete(call.call, call.refs) for call in self.deletes.values()),
+        )
+
+    def beat(self, positions: dict[StreamId | CallId, int]) -> None:
+        for call, put in self.puts.items():
+            if put.holding is not None and call in positions:
+                put.holding.watermark = max(put.holding.watermark, positions[call])
+
+    def _no_answer(self, ref: bytes | None) -> Failure:
+        detail = f"{label(self._context.node)} had no answer from the directory in the time given"
+        return Failure(FailureKind.TIMEOUT, detail, "check that the directory runs and is reachable", ref)
+
+    def _refuse(self, call: CallId, detail: str, ref: bytes | None) -> None:
+        self._context.answer(CallFailed(call, Failure(FailureKind.INVALID, detail, "correct the call", ref)))
+
+    def _set_deadline(self, call: CallId, deadline: float | None) -> None:
+        if deadline is not None:
+            self._context.timers.set(("call", call), deadline)
+
+
+def _offer(call: PutCall) -> Put:
+    return Put(call.call, call.ref, call.size, call.layout, call.data)
+
+
+def _bad_ref(ref: bytes) -> str | None:
+    if len(ref) == REF_BYTES:
+        return None
+    return f"a ref has {REF_BYTES} bytes, this one has {len(ref)}"

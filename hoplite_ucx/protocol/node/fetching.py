@@ -1,0 +1,402 @@
+"""The receiving side: every object this node is getting, one stream at a time, resumed where it stands.
+
+A `Fetch` lives from the first want to the last byte. Placements come from the directory and the newest wins; a
+stream that was replaced is closed before the next one opens, because until then it may still write. What ends a
+stream early is reported with the watermark, and the directory answers with another sender.
+"""
+
+from dataclasses import dataclass, field
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Got, Receive, ReceiveClosed
+from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, Version, identity_of, label
+from hoplite_ucx.protocol.messages import (
+    Completed,
+    Declined,
+    Halt,
+    Halted,
+    Inline,
+    Partial,
+    Place,
+    Progress,
+    StreamCancel,
+    StreamFailed,
+    StreamFault,
+    StreamRequest,
+    StreamStatus,
+    Unwant,
+    Want,
+)
+from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase, Request
+from hoplite_ucx.protocol.node.serving import Serving
+
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    """An open stream. It may outlive its fetch for a moment: until it is closed it may write."""
+
+    stream: StreamId
+    placement: Place
+    holding: Holding
+    fetch: "Fetch"
+    position: int
+    sign_of_life: float
+    fault: StreamFault | None = None
+    closing: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    ref: bytes
+    getters: dict[CallId, None] = field(default_factory=dict)
+    placement: Place | None = None
+    number: int = 0
+    """The newest placement heard of, kept after it failed: an older one that arrives late is nothing."""
+    holding: Holding | None = None
+    incoming: Incoming | None = None
+    halt: int | None = None
+    hungry_for: int | None = None
+    """How much memory was missing when a placement was declined; it is asked for again when there may be room."""
+    request: Request | None = None
+
+
+class Fetching:
+    def __init__(self, context: Context, memory: Memory, serving: Serving) -> None:
+        self._context = context
+        self._memory = memory
+        self._serving = serving
+        self.fetches: dict[bytes, Fetch] = {}
+        self.streams: dict[StreamId, Incoming] = {}
+        self.getters: dict[CallId, bytes] = {}  # the ref that each get waits for
+
+    # --- from users --------------------------------------------------------------------------------------------
+
+    def get(self, ref: bytes, call: CallId) -> None:
+        fetch = self.fetches.get(ref)
+        if fetch is None:
+            fetch = self.fetches[ref] = Fetch(ref)
+            self._context.tell_directory(Want(ref))
+        fetch.getters[call] = None
+        self.getters[call] = ref
+
+    def give_up(self, call: CallId) -> None:
+        ref = self.getters.pop(call)
+        fetch = self.fetches[ref]
+        del fetch.getters[call]
+        if not fetch.getters and fetch.placement is None and fetch.incoming is None:
+            self._abandon(fetch)
+            self._context.tell_directory(Unwant(ref))
+
+    def state_of(self, ref: bytes) -> str:
+        """What a get that ran out of time was waiting for."""
+        fetch = self.fetches.get(ref)
+        if fetch is None or fetch.number == 0:
+            return "nobody has put it yet"
+        if fetch.holding is None:
+            return "there is no room for it in the store"
+        received = f"{fetch.holding.watermark} of {fetch.holding.size} bytes have come"
+        if fetch.placement is None:
+            return f"{received} and no node can send the rest now"
+        return f"{received}, the rest is to come from {label(fetch.placement.sender)}"
+
+    # --- from the directory ------------------------------------------------------------------------------------
+
+    def place(self, placement: Place) -> None:
+        version = placement.version
+        fetch = self.fetches.get(version.ref)
+        existing = self._memory.get(version)
+        if existing is not None and existing.phase is Phase.COMPLETE:
+            self._context.tell_directory(Completed(version))
+            return
+        if fetch is None:
+            fetch = self.fetches[version.ref] = Fetch(version.ref)
+        if placement.number <= fetch.number:
+            return
+        if fetch.holding is not None and fetch.holding.version != version:
+            self._drop_partial(fetch)
+        fetch.number = placement.number
+        fetch.placement = placement
+        fetch.halt = None
+        fetch.hungry_for = None
+        self._forget_request(fetch)
+        if fetch.incoming is not None:
+            self._close(fetch.incoming)
+        elif fetch.holding is not None:
+            self._open(fetch)
+        else:
+            self._reserve(fetch, placement)
+
+    def halt(self, halt: Halt) -> None:
+        fetch = self.fetches.get(halt.version.ref)
+        placement = fetch.placement if fetch is not None else None
+        if fetch is None or placement is None or placement.number != halt.number:
+            return  # it failed or completed, and that report is on its way
+        fetch.halt = halt.number
+        if fetch.incoming is not None:
+            self._close(fetch.incoming)
+        else:
+            self._report_halt(fetch)
+
+    def inline(self, inline: Inline) -> None:
+        fetch = self.fetches.pop(inline.version.ref, None)
+        if fetch is None:
+            return
+        self._drop_partial(fetch)
+        for call in self._take_getters(fetch):
+            self._context.answer(Got(call, inline.version, inline.layout, len(inline.data), None, inline.data))
+
+    def failed(self, ref: bytes, failure: Failure) -> None:
+        fetch = self.fetches.pop(ref, None)
+        if fetch is None:
+            return
+        self._forget_request(fetch)
+        for call in self._take_getters(fetch):
+            self._context.answer(CallFailed(call, failure))
+        self._drop_partial(fetch)
+
+    def dropped(self, version: Version) -> None:
+        """The version is over. Whoever still waits for the ref wants the next one."""
+        fetch = self.fetches.get(version.ref)
+        if fetch is None:
+            return
+        named = fetch.placement is not None and fetch.placement.version == version
+        held = fetch.holding is not None and fetch.holding.version == version
+        if not (named or held):
+            return
+        self._forget_request(fetch)
+        self._drop_partial(fetch)
+        fetch.placement = None
+        if fetch.getters:
+            self._context.tell_directory(Want(version.ref))
+        else:
+            del self.fetches[version.ref]
+
+    # --- from streams ------------------------------------------------------------------------------------------
+
+    def refused(self, stream: StreamId, fault: StreamFault) -> None:
+        if (incoming := self.streams.get(stream)) is not None:
+            self._fail(incoming, fault)
+
+    def peer_lost(self, peer: NodeId) -> None:
+        for incoming in list(self.streams.values()):
+            if identity_of(incoming.placement.sender) == identity_of(peer):
+                self._fail(incoming, StreamFault.BROKEN)
+
+    def status(self, status: StreamStatus) -> None:
+        incoming = self.streams.get(status.stream)
+        if incoming is not None and (status.queued or status.at <= incoming.position):
+            incoming.sign_of_life = self._context.now
+
+    def beat(self, positions: dict[StreamId | CallId, int]) -> None:
+        now = self._context.now
+        for incoming in list(self.streams.values()):
+            position = positions.get(incoming.stream, incoming.position)
+            if position > incoming.position:
+                incoming.position = incoming.holding.watermark = position
+                incoming.sign_of_life = now
+            elif now - incoming.sign_of_life >= self._context.settings.suspicion:
+                self._fail(incoming, StreamFault.STALLED)
+
+    def closed(self, event: ReceiveClosed) -> None:
+        incoming = self.streams.pop(event.stream, None)
+        if incoming is None:
+            return
+        fetch, holding = incoming.fetch, incoming.holding
+        holding.receive = None
+        holding.watermark = event.watermark
+        if holding.doomed:
+            self._memory.release(holding)
+            return
+        fetch.incoming = None
+        if holding.watermark == holding.size:
+            self._complete(fetch, holding)
+        elif fetch.halt is not None:
+            self._report_halt(fetch)
+        elif fetch.placement is not None and fetch.placement is not incoming.placement:
+            self._open(fetch)
+        elif fetch.placement is not None:
+            self._report_failure(fetch, incoming, incoming.fault or event.fault or StreamFault.BROKEN)
+
+    # --- the session -------------------------------------------------------------------------------------------
+
+    def new_life(self) -> None:
+        """The directory has forgotten us: what we were receiving is placed anew, from where it stands."""
+        for fetch in self.fetches.values():
+            self._forget_request(fetch)
+            fetch.placement = fetch.halt = None
+            fetch.number = 0
+            if fetch.incoming is not None:
+                self._close(fetch.incoming)
+
+    def announce(self) -> tuple[tuple[Partial, ...], tuple[bytes, ...]]:
+        partials, wants = [], []
+        for fetch in list(self.fetches.values()):
+            if fetch.holding is not None and fetch.holding.version is not None:
+                number = fetch.placement.number if fetch.placement is not None else 0
+                partials.append(Partial(fetch.holding.version, fetch.holding.watermark, number))
+            elif fetch.getters and fetch.hungry_for is None:
+                # An answer that was on its way is lost, and with it whatever it asked for.
+                self._forget_request(fetch)
+                fetch.placement = None
+                wants.append(fetch.ref)
+            elif not fetch.getters:
+                self._forget_request(fetch)
+                del self.fetches[fetch.ref]
+        return tuple(partials), tuple(wants)
+
+    def progress(self) -> tuple[Progress, ...]:
+        return tuple(
+            Progress(incoming.placement.version, incoming.position)
+            for incoming in self.streams.values()
+            if not incoming.closing
+        )
+
+    # --- room --------------------------------------------------------------------------------------------------
+
+    def review_hungry(self) -> None:
+        """After memory has changed: ask again, or say that there will be none."""
+        for fetch in list(self.fetches.values()):
+            if fetch.hungry_for is not None:
+                self._feed(fetch, fetch.hungry_for)
+
+    def _reserve(self, fetch: Fetch, placement: Place) -> None:
+        fetch.request = Request(
+            placement.size,
+            patient=False,
+            granted=lambda: self._granted(fetch, placement),
+            denied=lambda: self._denied(fetch, placement),
+        )
+        self._memory.request(fetch.request)
+
+    def _granted(self, fetch: Fetch, placement: Place) -> None:
+        fetch.request = None
+        fetch.holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
+        self._memory.name(fetch.holding, placement.version)
+        self._serving.arrived(fetch.holding)
+        self._open(fetch)
+
+    def _denied(self, fetch: Fetch, placement: Place) -> None:
+        fetch.request = None
+        fetch.placement = None
+        fetch.hungry_for = placement.size
+        self._context.tell_directory(Declined(placement.version, placement.number))
+        self._feed(fetch, placement.size)
+
+    def _feed(self, fetch: Fetch, size: int) -> None:
+        if not fetch.getters:
+            del self.fetches[fetch.ref]
+        elif self._memory.could_fit(size):
+            fetch.hungry_for = None
+            self._context.tell_directory(Want(fetch.ref))
+        elif size > self._memory.limit or not self._memory.in_motion():
+            self.failed(fetch.ref, store_full(fetch.ref, size, self._memory))
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _open(self, fetch: Fetch) -> None:
+        placement, holding = fetch.placement, fetch.holding
+        assert placement is not None
+        assert holding is not None
+        if holding.watermark == holding.size:
+            self._complete(fetch, holding)
+            return
+        stream = self._context.next_stream()
+        incoming = Incoming(stream, placement, holding, fetch, holding.watermark, self._context.now)
+        fetch.incoming = self.streams[stream] = incoming
+        holding.receive = stream
+        self._context.emit(
+            Receive(
+                stream,
+                holding.segment,
+                placement.sender,
+                placement.address,
+                placement.version,
+                holding.watermark,
+                holding.size,
+                placement.granule,
+            )
+        )
+        self._context.tell_peer(
+            placement.sender,
+            StreamRequest(stream, placement.version, holding.watermark, placement.granule, placement.rate),
+        )
+
+    def _close(self, incoming: Incoming) -> None:
+        if not incoming.closing:
+            incoming.closing = True
+            self._context.tell_peer(incoming.placement.sender, StreamCancel(incoming.stream))
+            self._context.emit(CancelReceive(incoming.stream))
+
+    def _fail(self, incoming: Incoming, fault: StreamFault) -> None:
+        if not incoming.closing:
+            incoming.fault = fault
+            self._close(incoming)
+
+    def _complete(self, fetch: Fetch, holding: Holding) -> None:
+        holding.phase = Phase.COMPLETE
+        holding.used_at = self._context.now
+        assert holding.version is not None
+        self._context.tell(fetch.ref, "{} is complete", holding.version)
+        self._context.tell_directory(Completed(holding.version))
+        del self.fetches[fetch.ref]
+        for call in self._take_getters(fetch):
+            self._memory.give_out(holding, call)
+        self._memory.release(holding)
+
+    def _report_halt(self, fetch: Fetch) -> None:
+        placement, fetch.placement, fetch.halt = fetch.placement, None, None
+        assert placement is not None
+        self._forget_request(fetch)
+        watermark = fetch.holding.watermark if fetch.holding is not None else 0
+        wanted = bool(fetch.getters)
+        self._context.tell_directory(Halted(placement.version, placement.number, watermark, wanted))
+        if not wanted:
+            self._abandon(fetch)
+
+    def _report_failure(self, fetch: Fetch, incoming: Incoming, fault: StreamFault) -> None:
+        placement, fetch.placement = incoming.placement, None
+        self._context.tell(fetch.ref, "{} from {}: {}", placement.version, label(placement.sender), fault.value)
+        wanted = bool(fetch.getters)
+        self._context.tell_directory(
+            StreamFailed(
+                placement.version, placement.number, incoming.holding.watermark, placement.sender, fault, wanted
+            )
+        )
+        if not wanted:
+            self._abandon(fetch)
+
+    def _abandon(self, fetch: Fetch) -> None:
+        """Nobody here waits for it and nothing runs: let it go, with the bytes that have come."""
+        del self.fetches[fetch.ref]
+        self._drop_partial(fetch)
+
+    def _drop_partial(self, fetch: Fetch) -> None:
+        holding, fetch.holding = fetch.holding, None
+        if fetch.incoming is not None:
+            self._close(fetch.incoming)
+            fetch.incoming = None
+        if holding is not None:
+            self._serving.gone(holding)
+            self._memory.doom(holding)
+
+    def _take_getters(self, fetch: Fetch) -> list[CallId]:
+        calls, fetch.getters = list(fetch.getters), {}
+        for call in calls:
+            del self.getters[call]
+        return calls
+
+    def _forget_request(self, fetch: Fetch) -> None:
+        if fetch.request is not None:
+            self._memory.withdraw(fetch.request)
+            fetch.request = None
+
+
+def store_full(ref: bytes, size: int, memory: Memory) -> Failure:
+    largest = ", ".join(f"{h.ref.hex()[:8]} ({h.size} bytes)" for h in memory.largest())
+    return Failure(
+        FailureKind.STORE_FULL,
+        f"{size} bytes do not fit: {memory.used} of {memory.limit} are in use, the largest by {largest or 'nothing'}",
+        "delete objects, drop arrays that came from get, or raise the store's limit",
+        ref,
+    )

@@ -1,0 +1,300 @@
+"""The `NodeState` machine: one entry point, the session with the directory, and the beat that drives the rest.
+
+The parts: `calls` are what users asked, `fetching` receives, `serving` sends, `memory` keeps the accounts. This module
+passes events to them and keeps the node a member: it joins with an announcement of everything it has, beats, comes
+back after a lost session, and takes a new name when the directory has declared it dead.
+"""
+
+from dataclasses import dataclass
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.events import (
+    CancelCall,
+    ConnectDirectory,
+    DeleteCall,
+    DirectoryConnected,
+    DirectoryLost,
+    DisconnectDirectory,
+    FromDirectory,
+    FromPeer,
+    GetCall,
+    NodeEffect,
+    NodeEvent,
+    PeerLost,
+    PutCall,
+    PutFinished,
+    ReceiveClosed,
+    ServeClosed,
+    Tick,
+    Unpin,
+    WaitCall,
+)
+from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, label, next_life
+from hoplite_ucx.protocol.messages import (
+    PROTOCOL,
+    Alive,
+    Copy,
+    Deleted,
+    Drop,
+    EvictAnswer,
+    Failed,
+    Fenced,
+    Halt,
+    Heartbeat,
+    Inline,
+    Join,
+    Place,
+    PutAccepted,
+    PutRefused,
+    Ready,
+    Rejected,
+    StreamCancel,
+    StreamRefused,
+    StreamRequest,
+    StreamStatus,
+    ToNode,
+    ToPeer,
+    Welcome,
+)
+from hoplite_ucx.protocol.node.calls import Calls
+from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.fetching import Fetching
+from hoplite_ucx.protocol.node.memory import Memory, Phase
+from hoplite_ucx.protocol.node.serving import Serving
+from hoplite_ucx.protocol.settings import GIB, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProfile:
+    """What a node is, as it tells the directory: where to find it, what its NIC and its store can take."""
+
+    host: str
+    address: str
+    up: float
+    down: float
+    cluster: str
+    memory: int = 4 * GIB
+    streams_in: int = 256
+    streams_out: int = 256
+
+
+class NodeState:
+    def __init__(self, node: NodeId, profile: NodeProfile, settings: Settings | None = None) -> None:
+        self._profile = profile
+        self._context = Context(node, settings or Settings())
+        self.memory = Memory(self._context, profile.memory)
+        self.serving = Serving(self._context, self.memory, profile.up, profile.streams_out)
+        self.fetching = Fetching(self._context, self.memory, self.serving)
+        self.calls = Calls(self._context, self.memory, self.serving, self.fetching)
+        self._incarnation = 0
+        self._failures_to_connect = 0
+        self._directory_heard = 0.0
+        self.refusal: Failure | None = None
+        """Why the directory will not have this node, when it said so."""
+
+    @property
+    def node(self) -> NodeId:
+        return self._context.node
+
+    def start(self, now: float) -> list[NodeEffect]:
+        self._context.now = now
+        self._context.emit(ConnectDirectory())
+        self._context.timers.set("beat", now + self._context.settings.heartbeat)
+        return self._context.take_effects()
+
+    def handle(self, event: NodeEvent, now: float) -> list[NodeEffect]:
+        self._context.now = now
+        match event:
+            case FromDirectory(message):
+                self._on_directory_message(message)
+            case FromPeer(peer, message):
+                self._on_peer_message(peer, message)
+            case ReceiveClosed():
+                self.fetching.closed(event)
+            case ServeClosed(stream):
+                self.serving.closed(stream)
+            case GetCall():
+                self.calls.get(event)
+            case PutCall():
+                self.calls.put(event)
+            case PutFinished(call):
+                self.calls.put_finished(call)
+            case WaitCall():
+                self.calls.wait(event)
+            case DeleteCall():
+                self.calls.delete(event)
+            case CancelCall(call):
+                self.calls.cancel(call)
+            case Unpin(call):
+                self.memory.unpin(call)
+            case PeerLost(peer):
+                self.fetching.peer_lost(peer)
+                self.serving.peer_lost(peer)
+            case DirectoryConnected():
+                self._join()
+            case DirectoryLost():
+                self._session_lost()
+            case Tick(positions):
+                self._on_tick(positions)
+        self.fetching.review_hungry()
+        return self._context.take_effects()
+
+    def wakeup(self) -> float | None:
+        """When the shell must send a `Tick` at the latest."""
+        return self._context.timers.next()
+
+    def story(self, ref: bytes) -> list[tuple[float, str]]:
+        return self._context.stories.tell(ref)
+
+    # --- the session with the directory ------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        profile = self._profile
+        self._context.joined = True
+        self._directory_heard = self._context.now
+        partials, wants = self.fetching.announce()
+        producing, puts, watches, deletes = self.calls.announce()
+        self._context.tell_directory(
+            Join(
+                PROTOCOL,
+                profile.cluster,
+                self.node,
+                profile.host,
+                profile.address,
+                profile.up,
+                profile.down,
+                profile.streams_in,
+                profile.streams_out,
+                copies=tuple(
+                    Copy(version, holding.size, holding.layout)
+                    for version, holding in self.memory.holdings.items()
+                    if holding.phase is Phase.COMPLETE
+                ),
+                partials=partials,
+                producing=producing,
+                puts=puts,
+                wants=wants,
+                watches=watches,
+                deletes=deletes,
+            )
+        )
+        self.memory.review()
+
+    def _session_lost(self) -> None:
+        """Streams run on without the directory; only what needs it waits for the next session."""
+        self._context.joined = False
+        self.memory.session_lost()
+        settings = self._context.settings
+        delay = min(settings.reconnect * 2**self._failures_to_connect, settings.lease)
+        self._failures_to_connect = min(self._failures_to_connect + 1, 16)
+        self._context.timers.set("connect", self._context.now + delay)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if welcome.cluster != self._profile.cluster or welcome.incarnation < self._incarnation:
+            detail = f"a directory of {welcome.cluster!r}, incarnation {welcome.incarnation}, answered"
+            self.refusal = Failure(FailureKind.STALE, detail, "check the address of the directory")
+            self._leave_session()
+            return
+        self.refusal = None
+        self._incarnation = welcome.incarnation
+        self._context.settings = welcome.settings
+        self._failures_to_connect = 0
+
+    def _on_fenced(self, fenced: Fenced) -> None:
+        """We were declared dead: come back as someone new, with what we have."""
+        if fenced.node != self.node:
+            return
+        self._context.node = next_life(self.node)
+        self.fetching.new_life()
+        self._leave_session()
+
+    def _leave_session(self) -> None:
+        self._context.emit(DisconnectDirectory())
+        self._session_lost()
+
+    def _on_tick(self, positions: dict[StreamId | int, int]) -> None:
+        for key in self._context.timers.pop_due(self._context.now):
+            match key:
+                case "beat":
+                    self._beat(positions)
+                case "connect":
+                    self._context.emit(ConnectDirectory())
+                case "kept":
+                    self.memory.forget_refusals()
+                case ("call", int() as call):
+                    self.calls.expired(call)
+                case ("park", StreamId() as stream):
+                    self.serving.park_expired(stream)
+
+    def _beat(self, positions: dict[StreamId | int, int]) -> None:
+        settings = self._context.settings
+        self._context.timers.set("beat", self._context.now + settings.heartbeat)
+        self.calls.beat(positions)
+        self.fetching.beat(positions)
+        self.serving.beat(positions)
+        if self._context.joined:
+            if self._context.now - self._directory_heard >= settings.lease:
+                self._leave_session()
+            else:
+                self._context.tell_directory(Heartbeat(self.fetching.progress()))
+
+    # --- messages ----------------------------------------------------------------------------------------------
+
+    def _on_directory_message(self, message: ToNode) -> None:
+        self._directory_heard = self._context.now
+        match message:
+            case Alive():
+                pass
+            case Place():
+                self.fetching.place(message)
+            case Inline():
+                self.fetching.inline(message)
+            case PutAccepted():
+                self.calls.put_accepted(message)
+            case PutRefused(call, failure):
+                self.calls.put_refused(call, failure)
+            case Failed(ref, failure):
+                self.fetching.failed(ref, failure)
+                self.calls.ready((ref,))
+            case Halt():
+                self.fetching.halt(message)
+            case Drop(version):
+                self._drop(version)
+            case Ready(refs):
+                self.calls.ready(refs)
+            case EvictAnswer(version, answer):
+                self.memory.evict_answered(version, answer)
+            case Deleted(call):
+                self.calls.deleted(call)
+            case Welcome():
+                self._on_welcome(message)
+            case Fenced():
+                self._on_fenced(message)
+            case Rejected(failure):
+                self.refusal = failure
+
+    def _drop(self, version: Version) -> None:
+        failure = Failure(
+            FailureKind.DELETED, "it was deleted while it was being put", "put it under a new ref", version.ref
+        )
+        self.calls.dropped(version, failure)
+        self.fetching.dropped(version)
+        holding = self.memory.get(version)
+        if holding is not None:
+            self._context.tell(version.ref, "{} is dropped", version)
+            self.serving.gone(holding)
+            self.memory.doom(holding)
+
+    def _on_peer_message(self, peer: NodeId, message: ToPeer) -> None:
+        match message:
+            case StreamRequest():
+                self.serving.requested(peer, message)
+            case StreamCancel(stream):
+                self.serving.cancelled(stream)
+            case StreamRefused(stream, fault):
+                self.fetching.refused(stream, fault)
+            case StreamStatus():
+                self.fetching.status(message)
+
+    def __repr__(self) -> str:
+        return f"NodeState({label(self.node)})"

@@ -1,0 +1,222 @@
+"""The node's store, as accounts: which versions it holds, what keeps each of them, and who waits for room.
+
+The bytes themselves are the shell's. A segment is freed only when nothing writes to it, nothing reads from it and
+nobody has it mapped: a stream that was cancelled may still write for a moment, so its end is waited for.
+
+Room is asked for whole, before anything is accepted. What can be had by evicting secondary copies is asked of the
+directory, least recently used first. Beyond that a request is denied at once, unless it is *patient* (a put, which
+nobody depends on yet): those wait as long as something ends by itself, and no longer. So no wait for memory can be
+part of a cycle.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hoplite_ucx.protocol.events import Allocate, Free, Got
+from hoplite_ucx.protocol.ids import CallId, StreamId, Version
+from hoplite_ucx.protocol.messages import Evict, Eviction
+from hoplite_ucx.protocol.node.context import Context
+
+
+class Phase(enum.Enum):
+    PRODUCING = "producing"
+    RECEIVING = "receiving"
+    COMPLETE = "complete"
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """One version's bytes on this node, or some of them. A put has no version until the directory names it."""
+
+    ref: bytes
+    size: int
+    layout: bytes
+    segment: int
+    phase: Phase
+    version: Version | None = None
+    watermark: int = 0
+    used_at: float = 0.0
+    pins: set[CallId] = field(default_factory=set)
+    receive: StreamId | None = None
+    serves: int = 0
+    writing: bool = False
+    """A user's process is filling the segment."""
+    doomed: bool = False
+    evicting: bool = False
+    kept: Eviction | None = None
+    """Why the directory refused to let it go, until that may have changed."""
+
+    def in_use(self) -> bool:
+        return bool(self.pins or self.serves or self.writing) or self.receive is not None
+
+    def servable(self) -> bool:
+        return not self.doomed
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    size: int
+    patient: bool
+    granted: Callable[[], None]
+    denied: Callable[[], None]
+
+
+class Memory:
+    def __init__(self, context: Context, limit: int) -> None:
+        self._context = context
+        self.limit = limit
+        self.used = 0
+        self.holdings: dict[Version, Holding] = {}
+        self.segments: dict[int, Holding] = {}
+        self.pinned: dict[CallId, Holding] = {}  # by the get that gave it out
+        self._by_ref: dict[bytes, dict[Version, Holding]] = {}
+        self._requests: list[Request] = []
+        self._next_segment = 0
+
+    def get(self, version: Version) -> Holding | None:
+        return self.holdings.get(version)
+
+    def complete_copy(self, ref: bytes) -> Holding | None:
+        """A copy of the ref that a get may return."""
+        return next(
+            (h for h in self._of_ref(ref) if h.phase is Phase.COMPLETE and not h.doomed),
+            None,
+        )
+
+    def has_newer(self, version: Version) -> bool:
+        return any(h.version is not None and h.version > version for h in self._of_ref(version.ref))
+
+    def largest(self, count: int = 3) -> list[Holding]:
+        return sorted(self.segments.values(), key=lambda h: -h.size)[:count]
+
+    # --- room --------------------------------------------------------------------------------------------------
+
+    def request(self, request: Request) -> None:
+        self._requests.append(request)
+        self.review()
+
+    def withdraw(self, request: Request) -> None:
+        if request in self._requests:
+            self._requests.remove(request)
+
+    def could_fit(self, size: int) -> bool:
+        return self.used + size - sum(h.size for h in self._evictable()) <= self.limit
+
+    def in_motion(self) -> bool:
+        """Whether something will free memory, or make it evictable, without anybody's doing."""
+        return any(
+            h.receive is not None or h.serves or h.kept is Eviction.IN_USE or (h.doomed and h.writing)
+            for h in self.segments.values()
+        )
+
+    def review(self) -> None:
+        """Answer whoever can be answered now. The impatient come first: others depend on them."""
+        for request in sorted(self._requests, key=lambda request: request.patient):
+            if request not in self._requests:
+                continue  # answered from within a callback
+            if self.used + request.size <= self.limit:
+                self._requests.remove(request)
+                request.granted()
+            elif any(h.evicting for h in self.segments.values()) or self._ask_to_evict(request.size):
+                return
+            elif not (request.patient and request.size <= self.limit and self.in_motion()):
+                self._requests.remove(request)
+                request.denied()
+
+    def _ask_to_evict(self, size: int) -> bool:
+        if not self._context.joined or not self.could_fit(size):
+            return False
+        shortage = self.used + size - self.limit
+        for holding in sorted(self._evictable(), key=lambda h: h.used_at):
+            if shortage <= 0:
+                break
+            assert holding.version is not None
+            holding.evicting = True
+            shortage -= holding.size
+            self._context.tell_directory(Evict(holding.version))
+        return True
+
+    def _evictable(self) -> list[Holding]:
+        return [
+            h
+            for h in self.holdings.values()
+            if h.phase is Phase.COMPLETE and not (h.in_use() or h.doomed or h.evicting or h.kept)
+        ]
+
+    def evict_answered(self, version: Version, answer: Eviction) -> None:
+        holding = self.holdings.get(version)
+        if holding is None or not holding.evicting:
+            return
+        holding.evicting = False
+        if answer is Eviction.GRANTED:
+            self.doom(holding)
+        else:
+            holding.kept = answer
+            self._context.timers.set_if_absent("kept", self._context.now + self._context.settings.heartbeat)
+        self.review()
+
+    def forget_refusals(self) -> None:
+        """What the directory refused a while ago may be granted now."""
+        for holding in self.segments.values():
+            holding.kept = None
+        self.review()
+
+    def session_lost(self) -> None:
+        """Answers that were on their way will not come; the next `Join` announces every copy again."""
+        for holding in self.segments.values():
+            holding.evicting = False
+
+    # --- holdings ----------------------------------------------------------------------------------------------
+
+    def allocate(self, ref: bytes, size: int, layout: bytes, phase: Phase) -> Holding:
+        """Take room that `request` granted."""
+        self._next_segment += 1
+        holding = Holding(ref, size, layout, self._next_segment, phase, used_at=self._context.now)
+        self.segments[holding.segment] = holding
+        self.used += size
+        self._context.emit(Allocate(holding.segment, size))
+        return holding
+
+    def name(self, holding: Holding, version: Version) -> None:
+        holding.version = version
+        self.holdings[version] = holding
+        self._by_ref.setdefault(version.ref, {})[version] = holding
+
+    def give_out(self, holding: Holding, call: CallId) -> None:
+        """Answer a get with the holding, which stays until the user lets go of it."""
+        assert holding.version is not None
+        holding.pins.add(call)
+        holding.used_at = self._context.now
+        self.pinned[call] = holding
+        self._context.answer(Got(call, holding.version, holding.layout, holding.size, holding.segment, None))
+
+    def unpin(self, call: CallId) -> None:
+        holding = self.pinned.pop(call, None)
+        if holding is not None:
+            holding.pins.discard(call)
+            self.release(holding)
+
+    def doom(self, holding: Holding) -> None:
+        """The holding is over; its memory goes as soon as nothing touches it."""
+        holding.doomed = True
+        if holding.version is not None and self.holdings.get(holding.version) is holding:
+            del self.holdings[holding.version]
+            versions = self._by_ref[holding.ref]
+            del versions[holding.version]
+            if not versions:
+                del self._by_ref[holding.ref]
+        self.release(holding)
+
+    def release(self, holding: Holding) -> None:
+        """Something let go of the holding."""
+        if holding.doomed and not holding.in_use() and holding.segment in self.segments:
+            del self.segments[holding.segment]
+            self.used -= holding.size
+            self._context.emit(Free(holding.segment))
+        if holding.kept is Eviction.IN_USE and not holding.serves:
+            holding.kept = None
+        self.review()
+
+    def _of_ref(self, ref: bytes) -> list[Holding]:
+        return list(self._by_ref.get(ref, {}).values())

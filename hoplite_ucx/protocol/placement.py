@@ -1,0 +1,240 @@
+"""Who sends to whom: list scheduling over the locations of one object, and the accounts of the hosts' NICs.
+
+Each location has `finish`, when it will hold every byte, and `free_at`, when its NIC can start another stream
+of this object. A receiver takes the location with the least
+
+    max(finish + h, max(now, free_at) + L + remaining / rate)
+
+which gives chains for large objects, shallow trees for small ones, and never worsens a running stream. A NIC
+serves one object first come, first served, and starts another stream of it only where the running ones leave
+capacity; different objects share it fairly.
+
+Locations stand in two heaps, the free ones by `finish` and the busy ones by `free_at`, so that a placement looks
+at a handful of the best of each instead of at all of them. A receiver slower than its sender's NIC holds capacity
+that a faster one could fill: such children are listed apart, and may be displaced.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hoplite_ucx.protocol.cost import hop_delay
+from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.settings import Settings
+
+# How many acceptable locations of each heap are compared exactly.
+_LOOK_AT = 4
+# A child counts as slow, and may be displaced, below this part of its sender's rate.
+_SLOW = 0.8
+# Displacing must save at least this part of the newcomer's own transfer time.
+_WORTH_DISPLACING = 0.1
+# Capacity below this part of a NIC is not worth starting a stream on.
+_WORTH_USING = 0.05
+
+
+@dataclass(slots=True)
+class Nic:
+    """The account of one host: its rates, and how many streams of which objects use them."""
+
+    up: float
+    down: float
+    sending: dict[bytes, int] = field(default_factory=dict)
+    receiving: dict[bytes, int] = field(default_factory=dict)
+
+    def up_share(self, ref: bytes) -> float:
+        return self.up / _objects_with(self.sending, ref)
+
+    def down_share(self, ref: bytes) -> float:
+        return self.down / _objects_with(self.receiving, ref)
+
+
+def _objects_with(streams: dict[bytes, int], ref: bytes) -> int:
+    return len(streams) + (ref not in streams)
+
+
+def _count(streams: dict[bytes, int], ref: bytes, change: int) -> None:
+    count = streams.get(ref, 0) + change
+    if count:
+        streams[ref] = count
+    else:
+        del streams[ref]
+
+
+@dataclass(slots=True)
+class Child:
+    """A stream that a location sends, as it was planned."""
+
+    nic: Nic
+    rate: float
+    until: float
+
+
+@dataclass(slots=True)
+class Location:
+    """A node that has, or is getting, the object, seen as a sender."""
+
+    node: NodeId
+    nic: Nic
+    finish: float
+    depth: int
+    children: dict[NodeId, Child] = field(default_factory=dict)
+    free_at: float = -math.inf
+    load: float = 0.0
+    stamp: int = 0
+
+    def left(self) -> float:
+        return self.nic.up - self.load
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """One way to serve a receiver: from whom, how fast, until when, and whom it would displace."""
+
+    sender: NodeId
+    rate: float
+    finish: float
+    displaces: NodeId | None = None
+
+
+class SenderPool:
+    def __init__(self, ref: bytes, granule: int, settings: Settings) -> None:
+        self._ref = ref
+        self._granule = granule
+        self._settings = settings
+        self.locations: dict[NodeId, Location] = {}
+        self._slow: dict[NodeId, NodeId] = {}  # child → its sender
+        self._free: list[tuple[float, int, NodeId]] = []
+        self._busy: list[tuple[float, int, NodeId]] = []
+        self._stamps = 0
+
+    def add(self, node: NodeId, nic: Nic, finish: float, depth: int) -> None:
+        self.locations[node] = location = Location(node, nic, finish, depth)
+        self._file(location)
+
+    def remove(self, node: NodeId) -> list[NodeId]:
+        """Take a location away; its children, which are returned, lose their account here."""
+        location = self.locations[node]
+        children = list(location.children)
+        for child in children:
+            self.release(node, child)
+        del self.locations[node]
+        return children
+
+    def set_finish(self, node: NodeId, finish: float) -> None:
+        location = self.locations[node]
+        location.finish = finish
+        self._file(location)
+
+    def occupy(self, plan: Plan, receiver: NodeId, nic: Nic) -> None:
+        location = self.locations[plan.sender]
+        location.children[receiver] = Child(nic, plan.rate, plan.finish - self._settings.latency)
+        location.load += plan.rate
+        _count(location.nic.sending, self._ref, +1)
+        _count(nic.receiving, self._ref, +1)
+        if plan.rate < _SLOW * location.nic.up:
+            self._slow[receiver] = plan.sender
+        location.free_at = max(location.free_at, location.children[receiver].until)
+        self._file(location)
+
+    def release(self, sender: NodeId, receiver: NodeId) -> None:
+        location = self.locations[sender]
+        child = location.children.pop(receiver)
+        location.load = location.load - child.rate if location.children else 0.0
+        _count(location.nic.sending, self._ref, -1)
+        _count(child.nic.receiving, self._ref, -1)
+        self._slow.pop(receiver, None)
+        if child.until >= location.free_at:
+            self._account(location)
+
+    def revise(self, sender: NodeId, receiver: NodeId, finish: float) -> None:
+        """The receiver will be done at another time than planned."""
+        location = self.locations[sender]
+        location.children[receiver].until = finish - self._settings.latency
+        self._account(location)
+
+    def choose(self, nic: Nic, remaining: int, now: float, acceptable: Callable[[NodeId], bool]) -> Plan | None:
+        """The best sender for a receiver with this NIC that still needs `remaining` bytes."""
+        self._refile(now)
+        plans = [
+            self._plan(location, nic, remaining, now)
+            for heap in (self._free, self._busy)
+            for location in self._best_of(heap, acceptable)
+        ]
+        best = min(plans, key=lambda plan: plan.finish, default=None)
+        shortest = remaining / nic.down_share(self._ref)
+        for child, sender in list(self._slow.items())[:_LOOK_AT]:
+            plan = self._plan_displacing(child, sender, nic, remaining, now)
+            if (
+                plan is not None
+                and acceptable(sender)
+                and (best is None or plan.finish < best.finish - _WORTH_DISPLACING * shortest)
+            ):
+                best = plan
+        return best
+
+    def _plan(self, location: Location, nic: Nic, remaining: int, now: float) -> Plan:
+        full = min(location.nic.up_share(self._ref), nic.down_share(self._ref))
+        plan = self._plan_from(location, full, remaining, max(now, location.free_at))
+        if location.free_at > now and location.left() > _WORTH_USING * location.nic.up:
+            sooner = self._plan_from(location, min(full, location.left()), remaining, now)
+            if sooner.finish < plan.finish:
+                return sooner
+        return plan
+
+    def _plan_displacing(self, slow: NodeId, sender: NodeId, nic: Nic, remaining: int, now: float) -> Plan | None:
+        location = self.locations[sender]
+        rate = location.children[slow].rate
+        full = min(location.nic.up_share(self._ref), nic.down_share(self._ref))
+        if rate >= _SLOW * full or location.left() + rate < _SLOW * full:
+            return None
+        plan = self._plan_from(location, full, remaining, now)
+        return Plan(plan.sender, plan.rate, plan.finish, displaces=slow)
+
+    def _plan_from(self, location: Location, rate: float, remaining: int, start: float) -> Plan:
+        hop = hop_delay(self._granule, rate, self._settings)
+        finish = max(location.finish + hop, start + self._settings.latency + remaining / rate)
+        return Plan(location.node, rate, finish)
+
+    def _account(self, location: Location) -> None:
+        location.free_at = max((child.until for child in location.children.values()), default=-math.inf)
+        self._file(location)
+
+    def _file(self, location: Location) -> None:
+        """Put a location into the heap it belongs to; its older entries become stale by their stamp."""
+        self._stamps += 1
+        location.stamp = self._stamps
+        if location.children:
+            heapq.heappush(self._busy, (location.free_at, location.stamp, location.node))
+        else:
+            heapq.heappush(self._free, (location.finish, location.stamp, location.node))
+
+    def _refile(self, now: float) -> None:
+        """Busy locations whose streams should be over count as free, by their `finish`."""
+        busy = self._busy
+        while busy and busy[0][0] <= now:
+            location = self._current(heapq.heappop(busy))
+            if location is not None:
+                heapq.heappush(self._free, (location.finish, location.stamp, location.node))
+
+    def _current(self, entry: tuple[float, int, NodeId]) -> Location | None:
+        location = self.locations.get(entry[2])
+        return location if location is not None and location.stamp == entry[1] else None
+
+    def _best_of(
+        self, heap: list[tuple[float, int, NodeId]], acceptable: Callable[[NodeId], bool]
+    ) -> Iterator[Location]:
+        """The first few acceptable locations of a heap, which is left as it was but for stale entries."""
+        looked_at = []
+        found = 0
+        while heap and found < _LOOK_AT:
+            entry = heapq.heappop(heap)
+            location = self._current(entry)
+            if location is None:
+                continue
+            looked_at.append(entry)
+            if acceptable(location.node):
+                found += 1
+                yield location
+        for entry in looked_at:
+            heapq.heappush(heap, entry)
