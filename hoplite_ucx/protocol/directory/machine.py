@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.invariants import check_directory
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -137,6 +138,9 @@ class Directory:
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self._world.stories.tell(ref)
 
+    def check(self) -> None:
+        check_directory(self)
+
     # --- members -----------------------------------------------------------------------------------------------
 
     def _on_message(self, node: NodeId, message: ToDirectory) -> None:
@@ -170,7 +174,7 @@ class Directory:
             self._world.send(node, Fenced(node))
             self._world.emit(Disconnect(node))
         else:
-            earlier = self.members.earlier_life(node)
+            earlier = self.members.predecessor(join)
             if earlier is not None:
                 self._declare_dead(earlier, f"{label(node)} has taken its place")
             member = self.members.join(join, self._world.now)

@@ -2,7 +2,7 @@
 
 A node is suspect when its session broke, a peer lost it, or it has been silent for the suspicion time; suspect
 nodes are not asked to send, but nothing is taken from them. It is dead when its port refuses a connection, or
-its lease has run out, or a later life of it has joined. The dead are fenced: nothing they say counts any more,
+its lease has run out, or another node has joined from its address. The dead are fenced: nothing they say counts any more,
 until they come back under a new name.
 """
 
@@ -44,7 +44,7 @@ class Members:
     def __init__(self, world: World) -> None:
         self._world = world
         self._members: dict[NodeId, Member] = {}
-        self._by_identity: dict[int, Member] = {}
+        self._by_address: dict[str, Member] = {}
         self._nics: dict[str, tuple[Nic, int]] = {}  # one account per host, shared by its nodes
         self._fenced: OrderedDict[int, int] = OrderedDict()  # identity → highest dead generation
 
@@ -63,10 +63,10 @@ class Members:
     def is_fenced(self, node: NodeId) -> bool:
         return generation_of(node) <= self._fenced.get(identity_of(node), -1)
 
-    def earlier_life(self, node: NodeId) -> Member | None:
-        """The member that a joining node replaces: the same identity under an older name."""
-        member = self._by_identity.get(identity_of(node))
-        return member if member is not None and member.node != node else None
+    def predecessor(self, join: Join) -> Member | None:
+        """The member that a joining node replaces: whoever had its address before cannot be there any more."""
+        member = self._by_address.get(join.address)
+        return member if member is not None and member.node != join.node else None
 
     def join(self, hello: Join, now: float) -> Member:
         member = self._members.get(hello.node)
@@ -74,7 +74,7 @@ class Members:
             nic, users = self._nics.get(hello.host, (Nic(hello.up, hello.down), 0))
             self._nics[hello.host] = (nic, users + 1)
             member = Member(hello.node, hello.address, hello.host, nic, hello.streams_in, hello.streams_out, heard=now)
-            self._members[hello.node] = self._by_identity[identity_of(hello.node)] = member
+            self._members[hello.node] = self._by_address[hello.address] = member
         member.connected = True
         self.heard(member, now)
         return member
@@ -120,8 +120,8 @@ class Members:
     def remove(self, member: Member, *, fence: bool) -> None:
         del self._members[member.node]
         identity = identity_of(member.node)
-        if self._by_identity.get(identity) is member:
-            del self._by_identity[identity]
+        if self._by_address.get(member.address) is member:
+            del self._by_address[member.address]
         nic, users = self._nics[member.host]
         if users > 1:
             self._nics[member.host] = (nic, users - 1)

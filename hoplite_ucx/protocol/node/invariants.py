@@ -1,0 +1,274 @@
+"""What must be true of a `NodeState` between any two events; `NodeState.check()` asserts all of it.
+
+Most of it says that an index and what it points to agree, because that is how memory leaks and how a segment is
+freed under a stream. The cost is linear in what the node holds.
+"""
+
+from typing import TYPE_CHECKING
+
+from hoplite_ucx.protocol.ids import CallId, StreamId, Version, label, short
+from hoplite_ucx.protocol.node.calls import Calls, PendingPut, PendingWait
+from hoplite_ucx.protocol.node.fetching import Fetch, Fetching
+from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
+from hoplite_ucx.protocol.node.serving import Outgoing, Serving, Turn
+
+if TYPE_CHECKING:
+    from hoplite_ucx.protocol.node.machine import NodeState
+
+
+def check_node(state: "NodeState") -> None:
+    name, memory = label(state.node), state.memory
+    _check_room(name, memory)
+    _check_index(name, memory)
+    _check_holdings(name, state)
+    _check_pins(name, memory)
+    _check_serving(name, state.serving, memory)
+    _check_streams(name, state.fetching)
+    for ref, fetch in state.fetching.fetches.items():
+        _check_fetch(name, ref, fetch, state)
+    _check_getters(name, state.fetching)
+    for call, put in state.calls.puts.items():
+        _check_put(name, call, put, memory)
+    _check_watchers(name, state.calls)
+    _check_requests(name, state)
+    _check_timers(name, state)
+
+
+def _what(name: str, holding: Holding) -> str:
+    return f"{name}: {holding.version or short(holding.ref)} (segment {holding.segment})"
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def _check_room(name: str, memory: Memory) -> None:
+    used = sum([h.size for h in memory.segments.values()])
+    assert memory.used == used, f"{name}: {memory.used} bytes are accounted for, segments have {used}"
+    assert used <= memory.limit, f"{name}: {used} bytes are over the limit of {memory.limit}"
+
+
+def _check_index(name: str, memory: Memory) -> None:
+    for version, holding in memory.holdings.items():
+        what = f"{name}: {version}"
+        assert holding.version == version, f"{what} is filed for {holding.version}"
+        assert not holding.doomed, f"{what} is doomed and yet held"
+        assert memory.segments.get(holding.segment) is holding, f"{what} has no segment"
+        versions = memory._by_ref.get(version.ref)
+        assert versions is not None, f"{what} is not filed under its ref"
+        assert versions.get(version) is holding, f"{what} is not filed under its ref"
+    filed = sum([len(versions) for versions in memory._by_ref.values()])
+    assert filed == len(memory.holdings), f"{name}: {filed} versions are filed by ref, {len(memory.holdings)} are held"
+    assert all(memory._by_ref.values()), f"{name}: a ref is filed without versions"
+
+
+def _check_holdings(name: str, state: "NodeState") -> None:
+    """What keeps a segment is really there, and every segment is kept by something."""
+    memory, joined = state.memory, state._context.joined
+    serves = _count_serves(state.serving)
+    owners = _owners(state)
+    for segment, holding in memory.segments.items():
+        phase, receive = holding.phase, holding.receive
+        assert holding.segment == segment, f"{_what(name, holding)} is filed as segment {segment}"
+        assert 0 <= holding.watermark <= holding.size, f"{_what(name, holding)} is at {holding.watermark}"
+        assert holding.serves == serves.get(segment, 0), f"{_what(name, holding)} miscounts who reads it"
+        if receive is not None:
+            incoming = state.fetching.streams.get(receive)
+            assert incoming is not None, f"{_what(name, holding)} receives {receive}, which is not open"
+            assert incoming.holding is holding, f"{_what(name, holding)} receives {receive}, which fills another"
+        if phase is Phase.COMPLETE:
+            assert holding.watermark == holding.size, f"{_what(name, holding)} is complete at {holding.watermark}"
+            assert receive is None, f"{_what(name, holding)} is complete and yet receives"
+            assert not holding.writing, f"{_what(name, holding)} is complete and yet written"
+        if holding.doomed:
+            assert holding.in_use(), f"{_what(name, holding)} is doomed and unused, and yet kept"
+            assert not holding.evicting, f"{_what(name, holding)} is doomed, and memory waits for its eviction"
+            if holding.version is not None:
+                assert memory.holdings.get(holding.version) is not holding, f"{_what(name, holding)} is doomed but held"
+        elif holding.version is not None:
+            assert holding.version in memory.holdings, f"{_what(name, holding)} is not held"
+        if phase is not Phase.COMPLETE and not holding.doomed:
+            assert segment in owners, f"{_what(name, holding)} is {phase.value} for nobody"
+            assert owners[segment] is phase, f"{_what(name, holding)} is {phase.value}, its owner disagrees"
+        if holding.evicting:
+            assert phase is Phase.COMPLETE, f"{_what(name, holding)} is evicted while {phase.value}"
+            assert joined, f"{_what(name, holding)} waits for an answer that cannot come"
+        if holding.kept is not None:
+            assert "kept" in state._context.timers, f"{_what(name, holding)} is kept for good"
+
+
+def _count_serves(serving: Serving) -> dict[int, int]:
+    serves: dict[int, int] = {}
+    for outgoing in serving.streams.values():
+        if outgoing.holding is not None:
+            segment = outgoing.holding.segment
+            serves[segment] = serves.get(segment, 0) + 1
+    return serves
+
+
+def _owners(state: "NodeState") -> dict[int, Phase]:
+    """The segments of fetches and of puts."""
+    owners = {f.holding.segment: Phase.RECEIVING for f in state.fetching.fetches.values() if f.holding is not None}
+    for put in state.calls.puts.values():
+        if put.holding is not None:
+            owners[put.holding.segment] = Phase.PRODUCING
+    return owners
+
+
+def _check_pins(name: str, memory: Memory) -> None:
+    pins = sum([len(h.pins) for h in memory.segments.values()])
+    assert pins == len(memory.pinned), f"{name}: {pins} pins on segments, {len(memory.pinned)} by call"
+    for call, holding in memory.pinned.items():
+        assert call in holding.pins, f"{_what(name, holding)} does not know that call {call} pins it"
+        assert holding.segment in memory.segments, f"{_what(name, holding)} was freed under call {call}"
+        assert holding.phase is Phase.COMPLETE, f"{_what(name, holding)} was given out while {holding.phase.value}"
+
+
+def _check_requests(name: str, state: "NodeState") -> None:
+    """Who waits for room belongs to someone, does not fit, and waits for something that will come."""
+    memory = state.memory
+    if not memory._requests:
+        return
+    owned = [f.request for f in state.fetching.fetches.values()] + [p.request for p in state.calls.puts.values()]
+    evicting = any(h.evicting for h in memory.segments.values())
+    for request in memory._requests:
+        assert request in owned, f"{name}: nobody waits for {request.size} bytes that were asked for"
+        assert memory.used + request.size > memory.limit, f"{name}: {request.size} bytes fit and were not granted"
+        if not request.patient and state._context.joined:
+            assert evicting, f"{name}: an impatient request for {request.size} bytes waits for nothing"
+
+
+# --- streams ----------------------------------------------------------------------------------------------------
+
+
+def _check_serving(name: str, serving: Serving, memory: Memory) -> None:
+    queues = 0
+    for version, queue in serving._by_version.items():
+        assert queue, f"{name}: an empty queue is kept for {version}"
+        queues += len(queue)
+    assert queues == len(serving.streams), f"{name}: {queues} streams are queued, {len(serving.streams)} are open"
+    assert queues <= serving._limit, f"{name}: {queues} outgoing streams are over the limit of {serving._limit}"
+    for stream, outgoing in serving.streams.items():
+        _check_outgoing(name, stream, outgoing, serving, memory)
+
+
+def _check_outgoing(name: str, stream: StreamId, outgoing: Outgoing, serving: Serving, memory: Memory) -> None:
+    request, holding = outgoing.request, outgoing.holding
+    assert request.stream == stream, f"{name}: {request.stream} is filed as {stream}"
+    assert outgoing in serving._by_version.get(request.version, ()), f"{name}: {stream} is in no queue"
+    assert (outgoing.turn is Turn.PARKED) == (holding is None), f"{name}: {stream} is {outgoing.turn.value}"
+    if holding is None:
+        assert ("park", stream) in serving._context.timers, f"{name}: {stream} is parked for good"
+    else:
+        assert holding.version == request.version, f"{name}: {stream} asked for {request.version}, gets another"
+        assert memory.segments.get(holding.segment) is holding, f"{name}: {stream} reads a freed segment"
+        assert outgoing.position <= holding.size, f"{name}: {stream} is at {outgoing.position} of {holding.size}"
+
+
+def _check_streams(name: str, fetching: Fetching) -> None:
+    """An open stream fills its fetch's holding, or is closing because its fetch has let go of it."""
+    for stream, incoming in fetching.streams.items():
+        fetch, holding = incoming.fetch, incoming.holding
+        assert incoming.stream == stream, f"{name}: {incoming.stream} is filed as {stream}"
+        assert holding.receive == stream, f"{name}: {stream} fills segment {holding.segment} unknown to it"
+        assert holding.version == incoming.placement.version, f"{name}: {stream} mixes versions"
+        if fetch.incoming is incoming:
+            assert fetching.fetches.get(fetch.ref) is fetch, f"{name}: {stream} fills a fetch that is over"
+            assert fetch.holding is holding, f"{name}: {stream} fills what its fetch does not hold"
+        else:
+            assert incoming.closing, f"{name}: {stream} runs for nobody"
+            assert holding.doomed, f"{name}: {stream} was let go of, but not what it fills"
+
+
+def _check_fetch(name: str, ref: bytes, fetch: Fetch, state: "NodeState") -> None:
+    what = f"{name}: fetch of {short(ref)}"
+    placement, holding, incoming, request = fetch.placement, fetch.holding, fetch.incoming, fetch.request
+    assert fetch.ref == ref, f"{what} is filed under another ref"
+    if incoming is not None:
+        assert state.fetching.streams.get(incoming.stream) is incoming, f"{what}: its stream is not open"
+    if holding is not None:
+        assert holding.phase is Phase.RECEIVING, f"{what}: its holding is {holding.phase.value}"
+        assert not holding.doomed, f"{what}: its holding is doomed"
+        assert request is None, f"{what}: asks for memory that it has"
+        if placement is not None:
+            assert holding.version == placement.version, f"{what}: placed for another version than it holds"
+    if placement is not None:
+        assert placement.number == fetch.number, f"{what}: placed by {placement.number}, the newest is {fetch.number}"
+        assert incoming is not None or request is not None, f"{what}: placed, but nothing runs"
+    if request is not None:
+        assert request in state.memory._requests, f"{what}: its request for memory was lost"
+        assert placement is not None, f"{what}: asks for memory without a placement"
+    if fetch.halt is not None:
+        assert incoming is not None, f"{what}: halted, and the report is missing"
+        assert incoming.closing, f"{what}: halted, and yet it runs"
+    if fetch.hungry_for is not None:
+        assert placement is None, f"{what}: placed, and yet it waits for memory"
+        assert holding is None, f"{what}: holds memory, and yet it waits for it"
+        assert fetch.getters, f"{what}: waits for memory for nobody"
+    alive = fetch.getters or placement or holding or incoming or not state._context.joined
+    assert alive, f"{what}: nobody waits, nothing runs"
+
+
+def _check_getters(name: str, fetching: Fetching) -> None:
+    listed = sum([len(fetch.getters) for fetch in fetching.fetches.values()])
+    assert listed == len(fetching.getters), f"{name}: fetches have {listed} gets, {len(fetching.getters)} are known"
+    for call, ref in fetching.getters.items():
+        fetch = fetching.fetches.get(ref)
+        assert fetch is not None, f"{name}: get {call} waits for {short(ref)}, which nobody fetches"
+        assert call in fetch.getters, f"{name}: get {call} is unknown to the fetch of {short(ref)}"
+
+
+# --- calls ------------------------------------------------------------------------------------------------------
+
+
+def _check_put(name: str, call: CallId, put: PendingPut, memory: Memory) -> None:
+    what, holding = f"{name}: put {call} of {short(put.call.ref)}", put.holding
+    assert put.call.call == call, f"{what} is filed under another call"
+    if holding is None:
+        assert put.request is not None, f"{what} has no memory and asks for none"
+        assert put.request in memory._requests, f"{what}: its request for memory was lost"
+        return
+    assert put.request is None, f"{what} asks for memory that it has"
+    assert memory.segments.get(holding.segment) is holding, f"{what}: its segment was freed"
+    assert holding.phase is Phase.PRODUCING, f"{what}: its holding is {holding.phase.value}"
+    assert holding.doomed == put.answered, f"{what}: answered {put.answered}, doomed {holding.doomed}"
+    if put.answered:
+        assert holding.writing, f"{what} is over and nothing writes, and yet it is kept"
+    accepted: Version | None = None
+    if put.accepted is not None and not put.accepted.existing:
+        accepted = put.accepted.version
+    assert holding.version == accepted, f"{what}: accepted as {accepted}, held as {holding.version}"
+
+
+def _check_watchers(name: str, calls: Calls) -> None:
+    watching = 0
+    for call, wait in calls.waits.items():
+        watching += _check_wait(name, call, wait, calls)
+    listed = sum([len(watchers) for watchers in calls._watchers.values()])
+    assert listed == watching, f"{name}: {listed} watchers are listed, waits have {watching}"
+    assert all(calls._watchers.values()), f"{name}: a ref is watched by nobody"
+
+
+def _check_wait(name: str, call: CallId, wait: PendingWait, calls: Calls) -> int:
+    ready = len(wait.ready)
+    assert ready < wait.call.count, f"{name}: wait {call} has what it waits for, and no answer"
+    watching = 0
+    for ref in wait.call.refs:
+        if ref not in wait.ready:
+            watching += 1
+            assert call in calls._watchers.get(ref, ()), f"{name}: wait {call} does not watch {short(ref)}"
+    return watching
+
+
+def _check_timers(name: str, state: "NodeState") -> None:
+    calls, streams = state.calls, state.serving.streams
+    for key in state._context.timers:
+        match key:
+            case ("call", int() as call):
+                put = calls.puts.get(call)
+                live = (put is not None and not put.answered) or call in state.fetching.getters
+                assert live or call in calls.waits or call in calls.deletes, (
+                    f"{name}: call {call} is over, not its timer"
+                )
+            case ("park", StreamId() as stream):
+                assert stream in streams, f"{name}: {stream} is over, not its timer"
+                assert streams[stream].turn is Turn.PARKED, f"{name}: {stream} is not parked any more, but will expire"

@@ -1,0 +1,284 @@
+"""A virtual cluster: hosts, nodes and a directory on one clock, with users' calls and faults as methods.
+
+Everything follows from the arguments and the seed. Users' calls are kept as `Call` records, with what they asked, when,
+and how they ended; observers (the oracle, a measurement) see every answer and every message of the directory.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hoplite_ucx.protocol import Directory, NodeState, Settings
+from hoplite_ucx.protocol.errors import Failure
+from hoplite_ucx.protocol.events import (
+    Answer,
+    CallFailed,
+    CancelCall,
+    DeleteCall,
+    GetCall,
+    Got,
+    PutCall,
+    Unpin,
+    WaitCall,
+)
+from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of, node_id
+from hoplite_ucx.protocol.messages import ToNode
+from hoplite_ucx.protocol.node import NodeProfile
+from hoplite_ucx.protocol.settings import GIB
+from hoplite_ucx.simulate.clock import Clock
+from hoplite_ucx.simulate.directory import HOST as DIRECTORY_HOST
+from hoplite_ucx.simulate.directory import VirtualDirectory
+from hoplite_ucx.simulate.network import Endpoint, Network
+from hoplite_ucx.simulate.node import VirtualNode
+from hoplite_ucx.simulate.streams import Receiving
+
+CLUSTER = "virtual"
+_TOKEN_BYTES = 8
+_FAST = 1e12
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a user, from its start to its answer."""
+
+    node: VirtualNode
+    event: PutCall | GetCall | WaitCall | DeleteCall
+    began: float
+    token: int = 0
+    """Of a put: what its bytes are known by."""
+    filled: bool = False
+    """Of a put: whether its last byte was written."""
+    ended: float | None = None
+    answer: Answer | None = None
+    cancelled: bool = False
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.answer.failure if isinstance(self.answer, CallFailed) else None
+
+    @property
+    def open(self) -> bool:
+        return self.answer is None and not self.cancelled and self.node.alive
+
+
+class Observer(Protocol):
+    def answered(self, call: Call) -> None: ...
+    def directory_says(self, node: NodeId, message: ToNode) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a virtual cluster is made of."""
+
+    nodes: int
+    bandwidth: float = 125e6
+    latency: float = 100e-6
+    handover: float = 150e-6
+    sender_cost: float = 0.0
+    rates: dict[int, float] = field(default_factory=dict)
+    """Hosts whose NIC differs from `bandwidth`."""
+    memory: int = 64 * GIB
+    streams: int = 256
+    put_rate: float = 4e9
+    put_pieces: int = 8
+    jitter: float = 0.0
+    """Control messages take up to so much longer than the latency, at random."""
+    close_delay: float = 200e-6
+    """A cancelled stream is closed, and may write, for up to so long."""
+
+
+class VirtualCluster:
+    directory_machine: type[Directory] = Directory
+    node_machine: type[NodeState] = NodeState
+
+    def __init__(self, shape: Shape, seed: int = 0, settings: Settings | None = None, *, checked: bool = False) -> None:
+        self.shape = shape
+        self.random = random.Random(seed)
+        self.settings = settings or Settings(
+            latency=shape.latency, handover=shape.handover, sender_cost=shape.sender_cost
+        )
+        self.clock = Clock()
+        jitter = (lambda: self.random.random() * shape.jitter) if shape.jitter else None
+        self.network = Network(self.clock, shape.latency, sender_overhead=shape.sender_cost, jitter=jitter)
+        self.network.add_host(DIRECTORY_HOST, _FAST, _FAST)
+        self.handover = shape.handover
+        self.put_rate = shape.put_rate
+        self.put_pieces = shape.put_pieces
+        self.observers: list[Observer] = []
+        self.calls: dict[CallId, Call] = {}
+        self._checked = checked
+        self._calls = 0
+        self._tokens = 0
+        self._refs = 0
+        self._identities = 0
+        self.directory = VirtualDirectory(self, self.directory_machine(1, CLUSTER, self.settings))
+        self.nodes: dict[int, VirtualNode] = {}
+        self.slots: list[VirtualNode] = []
+        """The process that runs on each host now."""
+        for index in range(shape.nodes):
+            rate = shape.rates.get(index, shape.bandwidth)
+            self.network.add_host(_host_name(index), rate, rate)
+            self.slots.append(self._spawn(index))
+
+    # --- making nodes ------------------------------------------------------------------------------------------
+
+    def _spawn(self, index: int) -> VirtualNode:
+        rate = self.shape.rates.get(index, self.shape.bandwidth)
+        profile = NodeProfile(
+            host=_host_name(index),
+            address=_host_name(index),
+            up=rate,
+            down=rate,
+            cluster=CLUSTER,
+            memory=self.shape.memory,
+            streams_in=self.shape.streams,
+            streams_out=self.shape.streams,
+        )
+        self._identities += 1
+        machine = self.node_machine(node_id(self._identities), profile, self.settings)
+        node = VirtualNode(self, machine, profile.host)
+        self.nodes[node.identity] = node
+        node.start()
+        return node
+
+    def restart(self, index: int) -> None:
+        """A new process takes a dead one's place, with nothing in its store."""
+        assert not self.slots[index].alive
+        self.network.restore(_host_name(index))
+        self.slots[index] = self._spawn(index)
+
+    # --- what users do -----------------------------------------------------------------------------------------
+
+    def new_ref(self) -> bytes:
+        self._refs += 1
+        return self._refs.to_bytes(4, "big") + bytes(12)
+
+    def put(self, index: int, ref: bytes, size: int, *, inline: bool = False, timeout: float | None = None) -> Call:
+        self._tokens += 1
+        data = None
+        if inline:
+            data = (self._tokens.to_bytes(_TOKEN_BYTES, "big") * (size // _TOKEN_BYTES + 1))[:size]
+        call = self._call(index, lambda number, at: PutCall(number, ref, size, b"", data, at), timeout)
+        call.token = self._tokens
+        call.filled = inline
+        return self._begin(call)
+
+    def get(self, index: int, ref: bytes, *, timeout: float | None = None) -> Call:
+        return self._begin(self._call(index, lambda number, at: GetCall(number, ref, at), timeout))
+
+    def wait(self, index: int, refs: tuple[bytes, ...], count: int, *, timeout: float | None = None) -> Call:
+        return self._begin(self._call(index, lambda number, at: WaitCall(number, refs, count, at), timeout))
+
+    def delete(self, index: int, *refs: bytes, timeout: float | None = None) -> Call:
+        return self._begin(self._call(index, lambda number, at: DeleteCall(number, refs, at), timeout))
+
+    def cancel(self, call: Call) -> None:
+        call.cancelled = True
+        call.node.abandon_put(call.event.call)
+        call.node.dispatch(CancelCall(call.event.call))
+
+    def unpin(self, call: Call) -> None:
+        call.node.dispatch(Unpin(call.event.call))
+
+    def _call(
+        self,
+        index: int,
+        make: Callable[[CallId, float | None], PutCall | GetCall | WaitCall | DeleteCall],
+        timeout: float | None,
+    ) -> Call:
+        self._calls += 1
+        deadline = None if timeout is None else self.clock.now + timeout
+        call = Call(self.slots[index], make(self._calls, deadline), self.clock.now)
+        self.calls[self._calls] = call
+        return call
+
+    def _begin(self, call: Call) -> Call:
+        call.node.dispatch(call.event)
+        return call
+
+    def answered(self, node: VirtualNode, answer: Answer) -> None:
+        call = self.calls[answer.call]
+        assert call.node is node
+        assert call.answer is None, f"call {answer.call} was answered twice: {call.answer} and {answer}"
+        call.answer = answer
+        call.ended = self.clock.now
+        for observer in self.observers:
+            observer.answered(call)
+
+    # --- what the shells ask -----------------------------------------------------------------------------------
+
+    def after_event(self, machine: Directory | NodeState) -> None:
+        if self._checked:
+            machine.check()
+
+    def connect_to_directory(self, node: VirtualNode) -> Endpoint:
+        mine, theirs = self.network.connect(node.host, DIRECTORY_HOST)
+        self.directory.accept(theirs)
+        return mine
+
+    def directory_says(self, node: NodeId, message: ToNode) -> None:
+        for observer in self.observers:
+            observer.directory_says(node, message)
+
+    def node_at(self, address: str) -> VirtualNode:
+        return self.slots[_host_index(address)]
+
+    def receiving_end(self, stream: StreamId) -> Receiving | None:
+        return self.nodes[identity_of(stream.receiver)].receiving.get(stream)
+
+    def reachable(self, source: str, target: str) -> bool:
+        return self.network.is_open(source, target)
+
+    def notify(self, source: str, target: str, callback: Callable[[], object]) -> None:
+        """What one host's kernel tells another arrives after the latency, or never if it cannot."""
+        if self.reachable(source, target):
+            self.clock.after(self.network.latency(source, target), callback)
+
+    def close_delay(self) -> float:
+        return self.random.random() * self.shape.close_delay
+
+    def token_of_call(self, node: VirtualNode, call: CallId) -> int:
+        assert self.calls[call].node is node
+        return self.calls[call].token
+
+    def token_of_data(self, data: bytes) -> int:
+        return int.from_bytes(data[:_TOKEN_BYTES].ljust(_TOKEN_BYTES, b"\0"), "big")
+
+    def put_was_filled(self, node: VirtualNode, call: CallId) -> None:
+        assert self.calls[call].node is node
+        self.calls[call].filled = True
+
+    # --- running -----------------------------------------------------------------------------------------------
+
+    def run_until(self, done: Callable[[], bool], limit: float) -> bool:
+        """Step the clock until `done`; False if `limit` came first."""
+        while not done():
+            if self.clock.now > limit or not self.clock.step():
+                return False
+        return True
+
+    def settle(self, calls: list[Call], limit: float) -> bool:
+        return self.run_until(lambda: not any(call.open for call in calls), self.clock.now + limit)
+
+    def wrong_bytes(self, call: Call, token: int) -> str | None:
+        """What a get returned, held against what was put; None if every byte is right."""
+        got = call.answer
+        assert isinstance(got, Got)
+        if got.data is not None:
+            expected = (token.to_bytes(_TOKEN_BYTES, "big") * (got.size // _TOKEN_BYTES + 1))[: got.size]
+            return None if got.data == expected else f"{got.data[:16]!r} instead of put {token}"
+        assert got.segment is not None
+        spans = call.node.segments[got.segment].content.read(0, got.size)
+        wrong = [span for span in spans if span[2] != token]
+        return f"{wrong} instead of put {token}" if wrong else None
+
+
+def _host_name(index: int) -> str:
+    return f"h{index}"
+
+
+def _host_index(name: str) -> int:
+    return int(name[1:])

@@ -1,0 +1,64 @@
+"""What the bytes of a segment are, symbolically: which put wrote which range.
+
+The simulator moves no bytes. A segment remembers ranges and the token of the put they came from; a chunk carries the
+ranges that its sender's segment had when it was read. So whatever mixes versions, skips a hole or writes into recycled
+memory shows as a wrong token, without a byte being copied.
+"""
+
+from typing import TypeAlias
+
+Span: TypeAlias = tuple[int, int, int]
+"""From, to, token."""
+
+EMPTY = 0
+"""The token of bytes that nobody wrote."""
+
+
+class Content:
+    """The ranges of one piece of memory, in order and without overlap; what is missing was never written."""
+
+    __slots__ = ("spans",)
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def write(self, start: int, end: int, token: int) -> None:
+        if start >= end:
+            return
+        spans = self.spans
+        if spans and spans[-1][1] == start and spans[-1][2] == token:  # a stream that goes on: the common case
+            spans[-1] = (spans[-1][0], end, token)
+            return
+        kept: list[Span] = []
+        for low, high, old in spans:
+            if low < start:
+                kept.append((low, min(high, start), old))
+            if high > end:
+                kept.append((max(low, end), high, old))
+        kept.append((start, end, token))
+        self.spans = _merged(sorted(kept))
+
+    def read(self, start: int, end: int) -> list[Span]:
+        """What stands between `start` and `end`, holes included."""
+        found: list[Span] = []
+        position = start
+        for low, high, token in self.spans:
+            if high <= start or low >= end:
+                continue
+            if low > position:
+                found.append((position, low, EMPTY))
+            found.append((max(low, start), min(high, end), token))
+            position = min(high, end)
+        if position < end:
+            found.append((position, end, EMPTY))
+        return found
+
+
+def _merged(spans: list[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for low, high, token in spans:
+        if merged and merged[-1][1] == low and merged[-1][2] == token:
+            merged[-1] = (merged[-1][0], high, token)
+        else:
+            merged.append((low, high, token))
+    return merged

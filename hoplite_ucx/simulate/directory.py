@@ -1,0 +1,104 @@
+"""The virtual directory: the shell around one `Directory` machine, one session per node, and probes of their ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hoplite_ucx.protocol import Directory
+from hoplite_ucx.protocol.events import (
+    DirectoryEffect,
+    DirectoryEvent,
+    Disconnect,
+    FromNode,
+    Probe,
+    Probed,
+    SendNode,
+    SessionLost,
+    Tick,
+)
+from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.messages import Join, ToDirectory
+from hoplite_ucx.simulate.network import Endpoint
+
+if TYPE_CHECKING:
+    from hoplite_ucx.simulate.clock import Handle
+    from hoplite_ucx.simulate.cluster import VirtualCluster
+
+HOST = "directory"
+_PROBE_TIMEOUT = 0.5
+
+
+class VirtualDirectory:
+    def __init__(self, cluster: VirtualCluster, machine: Directory) -> None:
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self.machine = machine
+        self.sessions: dict[NodeId, Endpoint] = {}
+        self._wake: Handle | None = None
+        self._wake_at: float | None = None
+        self._perform: dict[type, Callable[[Any], None]] = {
+            SendNode: self._send,
+            Probe: self._probe,
+            Disconnect: self._disconnect,
+        }
+
+    def accept(self, endpoint: Endpoint) -> None:
+        joined: list[NodeId] = []
+
+        def on_message(envelope: tuple[NodeId, ToDirectory]) -> None:
+            node, message = envelope
+            if isinstance(message, Join) and not joined:
+                joined.append(node)
+                old = self.sessions.get(node)
+                self.sessions[node] = endpoint
+                if old is not None and old is not endpoint:
+                    old.close()
+            if joined and self.sessions.get(joined[0]) is endpoint:
+                self.dispatch(FromNode(node, message))
+
+        def on_closed(_: str) -> None:
+            if joined and self.sessions.get(joined[0]) is endpoint:
+                del self.sessions[joined[0]]
+                self.dispatch(SessionLost(joined[0]))
+
+        endpoint.attach(on_message, on_closed)
+
+    def dispatch(self, event: DirectoryEvent) -> None:
+        self._apply(self.machine.handle(event, self._clock.now))
+
+    def _apply(self, effects: list[DirectoryEffect]) -> None:
+        for effect in effects:
+            self._perform[type(effect)](effect)
+        self._cluster.after_event(self.machine)
+        wakeup = self.machine.wakeup()
+        if wakeup != self._wake_at:
+            if self._wake is not None:
+                self._wake.cancel()
+            self._wake_at = wakeup
+            self._wake = self._clock.at(wakeup, self._tick) if wakeup is not None else None
+
+    def _tick(self) -> None:
+        self._wake = self._wake_at = None
+        self.dispatch(Tick())
+
+    def _send(self, effect: SendNode) -> None:
+        self._cluster.directory_says(effect.node, effect.message)
+        endpoint = self.sessions.get(effect.node)
+        if endpoint is not None:
+            endpoint.send(effect.message)
+
+    def _disconnect(self, effect: Disconnect) -> None:
+        endpoint = self.sessions.pop(effect.node, None)
+        if endpoint is not None:
+            endpoint.close(reset=False)
+
+    def _probe(self, effect: Probe) -> None:
+        """Knock at a port: a living process's kernel accepts, a dead process's refuses, a dead host says nothing."""
+        node = self._cluster.node_at(effect.address)
+        there_and_back = 2 * self._cluster.network.latency(HOST, node.host)
+        reachable = self._cluster.reachable(HOST, node.host) and self._cluster.reachable(node.host, HOST)
+        if reachable:
+            self._clock.after(there_and_back, lambda: self.dispatch(Probed(effect.node, node.alive)))
+        else:
+            self._clock.after(_PROBE_TIMEOUT, lambda: self.dispatch(Probed(effect.node, None)))

@@ -1,0 +1,331 @@
+"""A virtual node: the shell around one `NodeState`, and the processes of its users.
+
+It performs the machine's effects on the virtual network and feeds back what happens. It can be killed (the kernel
+resets its connections), stopped and resumed (what arrives meanwhile waits in order), and lose sessions and streams
+separately. Freed segments are recycled, contents and all, so that a write that comes too late lands in someone else's object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hoplite_ucx.protocol import NodeState
+from hoplite_ucx.protocol.events import (
+    Allocate,
+    CallFailed,
+    CancelReceive,
+    CancelServe,
+    ConnectDirectory,
+    DeleteDone,
+    DirectoryConnected,
+    DirectoryLost,
+    DisconnectDirectory,
+    Fill,
+    Free,
+    FromDirectory,
+    FromPeer,
+    Got,
+    NodeEffect,
+    NodeEvent,
+    PeerLost,
+    PutDone,
+    PutFinished,
+    PutReady,
+    Receive,
+    SendDirectory,
+    SendPeer,
+    Serve,
+    ServeClosed,
+    Tick,
+    Waited,
+)
+from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
+from hoplite_ucx.protocol.messages import ToPeer
+from hoplite_ucx.simulate.content import Content
+from hoplite_ucx.simulate.network import Endpoint
+from hoplite_ucx.simulate.streams import Receiving, Serving
+
+if TYPE_CHECKING:
+    from hoplite_ucx.simulate.clock import Handle
+    from hoplite_ucx.simulate.cluster import VirtualCluster
+
+
+class Segment:
+    """Memory in use by one holding: contents that outlive it, a watermark that does not."""
+
+    def __init__(self, size: int, content: Content) -> None:
+        self.size = size
+        self.content = content
+        self.watermark = 0
+        self.readers: dict[Serving, None] = {}
+
+    def raise_watermark(self, watermark: int) -> None:
+        if watermark > self.watermark:
+            self.watermark = watermark
+            for reader in list(self.readers):
+                reader.pump()
+
+
+class VirtualNode:
+    def __init__(self, cluster: VirtualCluster, machine: NodeState, host: str) -> None:
+        self.cluster = cluster
+        self.clock = cluster.clock
+        self.machine = machine
+        self.host = host
+        self.identity = identity_of(machine.node)
+        self.alive = True
+        self.stopped = False
+        self.segments: dict[int, Segment] = {}
+        self.receiving: dict[StreamId, Receiving] = {}
+        self.serving: dict[StreamId, Serving] = {}
+        self.producing: dict[CallId, Segment] = {}
+        self.peers: dict[int, Endpoint] = {}
+        self.directory: Endpoint | None = None
+        self._recycled: dict[int, list[Content]] = {}
+        self._held: list[NodeEvent] = []
+        self._wake: Handle | None = None
+        self._wake_at: float | None = None
+        self._perform: dict[type, Callable[[Any], None]] = {
+            SendDirectory: self._send_directory,
+            SendPeer: self._send_peer,
+            Receive: self._receive,
+            CancelReceive: self._cancel_receive,
+            Serve: self._serve,
+            CancelServe: self._cancel_serve,
+            Allocate: self._allocate,
+            Fill: self._fill,
+            Free: self._free,
+            ConnectDirectory: self._connect_directory,
+            DisconnectDirectory: self._disconnect_directory,
+            PutReady: self._produce,
+            PutDone: self._answer,
+            Got: self._answer,
+            Waited: self._answer,
+            DeleteDone: self._answer,
+            CallFailed: self._answer,
+        }
+
+    # --- the machine -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._apply(self.machine.start(self.clock.now))
+
+    def dispatch(self, event: NodeEvent) -> None:
+        if not self.alive:
+            return
+        if self.stopped:
+            self._held.append(event)
+            return
+        self._apply(self.machine.handle(event, self.clock.now))
+
+    def _apply(self, effects: list[NodeEffect]) -> None:
+        for effect in effects:
+            self._perform[type(effect)](effect)
+        self.cluster.after_event(self.machine)
+        wakeup = self.machine.wakeup()
+        if wakeup != self._wake_at and self.alive:
+            if self._wake is not None:
+                self._wake.cancel()
+            self._wake_at = wakeup
+            self._wake = self.clock.at(wakeup, self._tick) if wakeup is not None else None
+
+    def _tick(self) -> None:
+        self._wake = self._wake_at = None
+        if self.stopped:
+            return
+        positions: dict[StreamId | CallId, int] = {s.stream: s.watermark for s in self.receiving.values()}
+        positions |= {s.stream: s.position for s in self.serving.values()}
+        positions |= {call: segment.watermark for call, segment in self.producing.items()}
+        self.dispatch(Tick(positions))
+
+    # --- processes come and go ---------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """The process is gone at once; the kernel resets what it had open, and peers hear of it unless they cannot."""
+        self.alive = False
+        if self._wake is not None:
+            self._wake.cancel()
+        for endpoint in self._endpoints():
+            endpoint.close()
+        for serving in list(self.serving.values()):
+            serving.close()
+            self.cluster.notify(self.host, serving.receiver_host, serving.receiving.break_off)
+        for receiving in list(self.receiving.values()):
+            receiving.closed = True
+            if receiving.serving is not None:
+                self.cluster.notify(self.host, receiving.serving.host, receiving.serving.close)
+
+    def break_stream(self, stream: StreamId) -> None:
+        """The data connection under a stream that this node sends breaks; sessions do not notice."""
+        serving = self.serving[stream]
+        serving.close()
+        serving.receiving.break_off()
+
+    def stop(self) -> None:
+        self.stopped = True
+        for endpoint in self._endpoints():
+            endpoint.pause()
+
+    def resume(self) -> None:
+        self.stopped = False
+        held, self._held = self._held, []
+        for event in held:
+            self.dispatch(event)
+        for receiving in list(self.receiving.values()):
+            receiving.resume()
+        for serving in list(self.serving.values()):
+            serving.pump()
+        for endpoint in self._endpoints():
+            endpoint.resume()
+        self._tick()
+
+    def _endpoints(self) -> list[Endpoint]:
+        return [*self.peers.values()] + ([self.directory] if self.directory is not None else [])
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+
+    def _connect_directory(self, _: ConnectDirectory) -> None:
+        self.directory = endpoint = self.cluster.connect_to_directory(self)
+        if self.stopped:
+            endpoint.pause()
+        endpoint.attach(
+            lambda message: self.dispatch(FromDirectory(message)), lambda _: self._directory_closed(endpoint)
+        )
+        self.clock.after(2 * self.cluster.network.latency(self.host, endpoint.peer.host), self._connected, endpoint)
+
+    def _connected(self, endpoint: Endpoint) -> None:
+        if self.directory is endpoint:
+            self.dispatch(DirectoryConnected())
+
+    def _directory_closed(self, endpoint: Endpoint) -> None:
+        if self.directory is endpoint:
+            self.directory = None
+            self.dispatch(DirectoryLost())
+
+    def _disconnect_directory(self, _: DisconnectDirectory) -> None:
+        if self.directory is not None:
+            self.directory.close()
+            self.directory = None
+
+    def _send_directory(self, effect: SendDirectory) -> None:
+        if self.directory is not None:
+            self.directory.send((self.machine.node, effect.message))
+
+    def _send_peer(self, effect: SendPeer) -> None:
+        endpoint = self.peers.get(identity_of(effect.peer))
+        if endpoint is not None:
+            endpoint.send((self.machine.node, effect.message))
+
+    def connect_peer(self, peer: NodeId) -> None:
+        """Make a session with a peer unless there is one; a dead process refuses after a round trip."""
+        identity = identity_of(peer)
+        if identity in self.peers:
+            return
+        other = self.cluster.nodes.get(identity)
+        if other is None or not other.alive:
+            if other is not None:
+                refuse = partial(self.cluster.notify, other.host, self.host, partial(self.dispatch, PeerLost(peer)))
+                self.cluster.notify(self.host, other.host, refuse)
+            return
+        mine, theirs = self.cluster.network.connect(self.host, other.host)
+        self._adopt_session(identity, mine)
+        other._adopt_session(self.identity, theirs)
+
+    def _adopt_session(self, identity: int, endpoint: Endpoint) -> None:
+        old = self.peers.get(identity)
+        if old is not None:
+            old.close()
+            self.dispatch(PeerLost(self.cluster.nodes[identity].machine.node))
+        self.peers[identity] = endpoint
+        if self.stopped:
+            endpoint.pause()
+        endpoint.attach(self._from_peer, lambda _: self._peer_closed(identity, endpoint))
+
+    def _from_peer(self, envelope: tuple[NodeId, ToPeer]) -> None:
+        self.dispatch(FromPeer(*envelope))
+
+    def _peer_closed(self, identity: int, endpoint: Endpoint) -> None:
+        if self.peers.get(identity) is endpoint:
+            del self.peers[identity]
+            self.dispatch(PeerLost(self.cluster.nodes[identity].machine.node))
+
+    def lose_peer(self, identity: int) -> None:
+        """The session with a peer breaks, for both; streams do not notice."""
+        endpoint = self.peers.pop(identity, None)
+        if endpoint is not None:
+            endpoint.close()
+            self.dispatch(PeerLost(self.cluster.nodes[identity].machine.node))
+
+    def lose_directory(self) -> None:
+        endpoint, self.directory = self.directory, None
+        if endpoint is not None:
+            endpoint.close()
+            self.dispatch(DirectoryLost())
+
+    # --- segments and streams ----------------------------------------------------------------------------------
+
+    def _allocate(self, effect: Allocate) -> None:
+        recycled = self._recycled.get(effect.size)
+        content = recycled.pop() if recycled else Content()
+        self.segments[effect.segment] = Segment(effect.size, content)
+
+    def _free(self, effect: Free) -> None:
+        segment = self.segments.pop(effect.segment)
+        self._recycled.setdefault(segment.size, []).append(segment.content)
+
+    def _fill(self, effect: Fill) -> None:
+        segment = self.segments[effect.segment]
+        segment.content.write(0, segment.size, self.cluster.token_of_data(effect.data))
+        segment.raise_watermark(segment.size)
+
+    def _receive(self, effect: Receive) -> None:
+        self.connect_peer(effect.sender)
+        self.receiving[effect.stream] = Receiving(self, effect, self.segments[effect.segment])
+
+    def _cancel_receive(self, effect: CancelReceive) -> None:
+        if (receiving := self.receiving.get(effect.stream)) is not None:
+            receiving.cancel()
+
+    def _serve(self, effect: Serve) -> None:
+        receiving = self.cluster.receiving_end(effect.stream)
+        if receiving is None or receiving.closed:
+            self.clock.after(0.0, self.dispatch, ServeClosed(effect.stream))
+            return
+        flow = self.cluster.network.open_flow(self.host, receiving.host)
+        serving = Serving(self, effect, self.segments[effect.segment], receiving, flow)
+        self.serving[effect.stream] = serving
+        serving.pump()
+
+    def _cancel_serve(self, effect: CancelServe) -> None:
+        if (serving := self.serving.get(effect.stream)) is not None:
+            serving.cancel()
+
+    # --- users -------------------------------------------------------------------------------------------------
+
+    def _produce(self, effect: PutReady) -> None:
+        """A user's process fills the segment piece by piece."""
+        segment = self.segments[effect.segment]
+        self.producing[effect.call] = segment
+        pieces = self.cluster.put_pieces
+        pause = segment.size / self.cluster.put_rate / pieces
+        for piece in range(1, pieces + 1):
+            self.clock.after(piece * pause, self._write_piece, effect.call, segment, piece * segment.size // pieces)
+
+    def _write_piece(self, call: CallId, segment: Segment, end: int) -> None:
+        if not self.alive or call not in self.producing:
+            return
+        segment.content.write(segment.watermark, end, self.cluster.token_of_call(self, call))
+        segment.raise_watermark(end)
+        if end == segment.size:
+            del self.producing[call]
+            self.cluster.put_was_filled(self, call)
+            self.dispatch(PutFinished(call))
+
+    def abandon_put(self, call: CallId) -> None:
+        """The user's process dies in the middle of a put."""
+        self.producing.pop(call, None)
+
+    def _answer(self, effect: PutDone | Got | Waited | DeleteDone | CallFailed) -> None:
+        self.cluster.answered(self, effect)

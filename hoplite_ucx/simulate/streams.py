@@ -1,0 +1,150 @@
+"""Streams between two virtual nodes: chunks of a granule each, credits, hand-over delays, and how they break.
+
+A sender pushes a chunk when its segment's watermark has passed the chunk's end and a credit is left; the chunk takes
+its time on the network, then the link's latency, is written, and after the hand-over delay it is final: the receiver's
+watermark rises, its own streams may forward it, and the credit returns. A cancelled stream may still write until it is
+closed; a chunk that arrives later is nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hoplite_ucx.protocol.events import Receive as ReceiveEffect
+from hoplite_ucx.protocol.events import ReceiveClosed, Serve, ServeClosed
+from hoplite_ucx.protocol.ids import StreamId
+from hoplite_ucx.protocol.messages import StreamFault
+
+if TYPE_CHECKING:
+    from hoplite_ucx.simulate.content import Span
+    from hoplite_ucx.simulate.network import Flow
+    from hoplite_ucx.simulate.node import Segment, VirtualNode
+
+# Chunks that may be on their way or unprocessed at the receiver; covers the round trip of any link simulated here.
+_CREDITS = 16
+# Chunks handed to the network at once, so that it never idles between two of them.
+_AHEAD = 2
+
+
+class Receiving:
+    """The receiving end."""
+
+    def __init__(self, node: VirtualNode, effect: ReceiveEffect, segment: Segment) -> None:
+        self._node = node
+        self._segment = segment
+        self.stream: StreamId = effect.stream
+        self.sender = effect.sender
+        self.size = effect.size
+        self.watermark = effect.offset
+        self.cancelled = False
+        self.closed = False
+        self.serving: Serving | None = None
+        self.host = node.host
+        self._unprocessed: list[tuple[int, int]] = []
+
+    def arrive(self, start: int, end: int, spans: list[Span]) -> None:
+        if self.closed:
+            return
+        for low, high, token in spans:
+            self._segment.content.write(low, high, token)
+        if self._node.stopped:
+            self._unprocessed.append((start, end))  # in the kernel's buffers until the process goes on
+        else:
+            self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end)
+
+    def resume(self) -> None:
+        unprocessed, self._unprocessed = self._unprocessed, []
+        for start, end in unprocessed:
+            self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end)
+
+    def _hand_over(self, start: int, end: int) -> None:
+        if self.closed:
+            return
+        if self._node.stopped:
+            self._unprocessed.append((start, end))
+            return
+        self.watermark = end
+        self._segment.raise_watermark(end)
+        if self.serving is not None:
+            self.serving.credit()
+        if end == self.size:
+            self._close(None)
+
+    def cancel(self) -> None:
+        """Close soon: until then, what is under way may still be written."""
+        if not self.cancelled and not self.closed:
+            self.cancelled = True
+            self._node.clock.after(self._node.cluster.close_delay(), self._close, None)
+
+    def break_off(self) -> None:
+        """The connection under the stream is gone."""
+        self._close(StreamFault.BROKEN)
+
+    def _close(self, fault: StreamFault | None) -> None:
+        if not self.closed:
+            self.closed = True
+            self._node.receiving.pop(self.stream, None)
+            self._node.dispatch(ReceiveClosed(self.stream, self.watermark, fault))
+
+
+class Serving:
+    """The sending end. It finds its receiving end when it starts: the two share one connection."""
+
+    def __init__(self, node: VirtualNode, effect: Serve, segment: Segment, receiving: Receiving, flow: Flow) -> None:
+        self._node = node
+        self._effect = effect
+        self._segment = segment
+        self._flow = flow
+        self.receiving = receiving
+        self.host = node.host
+        self.receiver_host = receiving.host
+        self.stream: StreamId = effect.stream
+        self.position = effect.offset
+        self._in_network = 0
+        self._uncredited = 0
+        self.stuck = False
+        self.closed = False
+        receiving.serving = self
+        segment.readers[self] = None
+
+    def pump(self) -> None:
+        """Push every chunk that is there and for which there is a credit."""
+        effect = self._effect
+        while (
+            self.position < effect.size
+            and self._in_network < _AHEAD
+            and self._uncredited < _CREDITS
+            and not (self.stuck or self.closed or self._node.stopped)
+        ):
+            end = min(self.position + effect.granule, effect.size)
+            if self._segment.watermark < end:
+                return
+            spans = self._segment.content.read(self.position, end)
+            self._in_network += 1
+            self._uncredited += 1
+            self._flow.push(end - self.position, self._sent, self.position, end, spans)
+            self.position = end
+
+    def _sent(self, start: int, end: int, spans: list[Span]) -> None:
+        self._in_network -= 1
+        self._node.clock.after(self._flow.latency, self.receiving.arrive, start, end, spans)
+        if end == self._effect.size:
+            self.close()
+        else:
+            self.pump()
+
+    def credit(self) -> None:
+        self._uncredited -= 1
+        if not self.closed:
+            self.pump()
+
+    def cancel(self) -> None:
+        self._node.clock.after(self._node.cluster.close_delay(), self.close)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._flow.close()
+            self._segment.readers.pop(self, None)
+            self._node.serving.pop(self.stream, None)
+            self._node.dispatch(ServeClosed(self.stream))
