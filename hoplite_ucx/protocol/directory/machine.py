@@ -85,6 +85,8 @@ class Record:
 
 
 class Directory:
+    broadcast_type: type[Broadcast] = Broadcast
+
     def __init__(self, incarnation: int, cluster: str, settings: Settings | None = None) -> None:
         self.incarnation = incarnation
         self.cluster = cluster
@@ -307,7 +309,7 @@ class Directory:
         inline = put.data
         if inline is not None and self._inline_total + put.size > self.settings.inline_total:
             inline = None
-        broadcast = Broadcast(self._world, self.members, version, put.size, put.layout, member.nic.up, inline)
+        broadcast = self.broadcast_type(self._world, self.members, version, put.size, put.layout, member.nic.up, inline)
         record.broadcast = broadcast
         record.put = (member.node, put.call)
         self._world.tell(put.ref, "{} put {} of {} bytes", label(member.node), version, put.size)

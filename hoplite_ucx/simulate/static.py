@@ -1,0 +1,67 @@
+"""Static trees, to hold ours against: chain, binomial, k-ary and star, run by the very same machines and messages.
+
+Only the choice of the sender differs: the i-th node to ask takes seat i of a fixed tree, whoever it is and whenever it
+comes. A static tree does not repair itself, so it is run without failures. Where a node has several children it may
+serve them one after the other or all at once; which is better depends on the size, so both ways exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hoplite_ucx.protocol import Directory
+from hoplite_ucx.protocol.directory.broadcast import Broadcast, Receiver
+from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.placement import Plan
+from hoplite_ucx.simulate.cluster import VirtualCluster
+
+# A stream planned with next to nothing always finds room beside the others, so a sender starts them all at once.
+_TRICKLE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """A shape of any size: `parent` gives the seat above a seat; seat 0 is the source."""
+
+    name: str
+    parent: Callable[[int], int]
+
+
+def _k_ary(k: int) -> StaticTree:
+    return StaticTree(f"{k}-ary", lambda seat: (seat - 1) // k)
+
+
+STATIC_TREES = (
+    StaticTree("chain", lambda seat: seat - 1),
+    StaticTree("binomial", lambda seat: seat ^ 1 << (seat.bit_length() - 1)),
+    *map(_k_ary, (2, 3, 4, 8)),
+    StaticTree("star", lambda _: 0),
+)
+
+
+def static_cluster(tree: StaticTree, *, at_once: bool) -> type[VirtualCluster]:
+    """A virtual cluster whose directory lays this tree; `at_once`: a node serves all its children together."""
+
+    class StaticBroadcast(Broadcast):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._seats: dict[int, NodeId] = {}
+
+        def choose_sender(self, receiver: Receiver) -> Plan:
+            member = receiver.member
+            if not self._seats:
+                self._seats[0] = self.nodes()[0]
+            self._seats[receiver.order] = member.node
+            sender = self._members[self._seats[tree.parent(receiver.order)]]
+            rate = _TRICKLE if at_once else min(sender.nic.up, member.nic.down)
+            return Plan(sender.node, rate, self._world.now + self.size / rate)
+
+    class StaticDirectory(Directory):
+        broadcast_type = StaticBroadcast
+
+    class StaticCluster(VirtualCluster):
+        directory_machine = StaticDirectory
+
+    return StaticCluster
