@@ -88,6 +88,8 @@ class Shape:
     """Control messages take up to so much longer than the latency, at random."""
     close_delay: float = 200e-6
     """A cancelled stream is closed, and may write, for up to so long."""
+    tight: bool = False
+    """Memory is scarce on purpose: calls may fail for want of it."""
 
 
 class VirtualCluster:

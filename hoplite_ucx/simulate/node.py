@@ -2,7 +2,8 @@
 
 It performs the machine's effects on the virtual network and feeds back what happens. It can be killed (the kernel
 resets its connections), stopped and resumed (what arrives meanwhile waits in order), and lose sessions and streams
-separately. Freed segments are recycled, contents and all, so that a write that comes too late lands in someone else's object.
+separately. Freed segments are recycled, contents and all, so that a write that comes too late lands in someone else's
+object.
 """
 
 from __future__ import annotations

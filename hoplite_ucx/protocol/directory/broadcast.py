@@ -165,11 +165,8 @@ class Broadcast:
     # --- receivers ---------------------------------------------------------------------------------------------
 
     def want(self, member: Member, watermark: int = 0) -> None:
-        if member.node in self.copies:
-            # The node knows best what it has: it would not ask for a copy it holds.
-            self.remove(member.node)
-        if member.node in self.receivers or member.node == self.producer:
-            return
+        if member.node in self.receivers or member.node in self.copies:
+            return  # a copy that it just put: its own gets find it there
         self._orders += 1
         receiver = Receiver(member, self._orders, watermark=watermark)
         self.receivers[member.node] = self._waiting[member.node] = receiver
@@ -183,6 +180,7 @@ class Broadcast:
         """A node that came back says what it is receiving; if that is what we know, the stream runs on."""
         receiver = self.receivers.get(member.node)
         if receiver is None:
+            self.remove(member.node)  # it says itself that it is not complete
             self.want(member, watermark)
         elif receiver.state is not State.WAITING and receiver.number == number:
             if receiver.state is State.HALTING:

@@ -71,8 +71,9 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
         assert not {**record.waiting, **record.watchers}, f"{name}: deleted, and yet waited for"
         assert not record.deferred, f"{name}: deleted, and yet puts wait for it"
         assert ("tombstone", ref) in directory._world.timers, f"{name}: its tombstone never expires"
-    if record.waiting:
-        assert broadcast is None, f"{name}: has a version, and yet nodes wait for one"
+    if broadcast is not None:
+        strays = record.waiting.keys() - {broadcast.producer}
+        assert not strays, f"{name}: has a version, and yet nodes wait for one: {strays}"
     if record.watchers and broadcast is not None:
         assert not broadcast.complete(), f"{name}: complete, and its watchers were not told"
     if record.deferred:

@@ -8,7 +8,7 @@ Handlers change state only after they have checked their message; what cannot be
 `Rejected` and changes nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,8 @@ from hoplite_ucx.protocol.settings import Settings
 
 @dataclass(slots=True)
 class Record:
-    """One ref. `waiting` holds the nodes that want it while it has no version."""
+    """One ref. `waiting` holds the nodes that want it and have no place in a tree: while it has no version, and
+    the node that is putting it, whose own gets are answered when its put is complete."""
 
     ref: bytes
     broadcast: Broadcast | None = None
@@ -136,6 +137,10 @@ class Directory:
     def wakeup(self) -> float | None:
         """When the shell must send a `Tick` at the latest."""
         return self._world.timers.next()
+
+    def timers(self) -> list[Hashable]:
+        """What this machine waits for, by key."""
+        return list(self._world.timers)
 
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self._world.stories.tell(ref)
@@ -332,6 +337,7 @@ class Directory:
             return
         record = self.records[completed.version.ref]
         self._involve(record, member)
+        record.waiting.pop(member.node, None)
         broadcast.add_copy(member)
         self._announce_if_ready(record)
         self._settle(record)
@@ -357,7 +363,7 @@ class Directory:
     def _serve(self, record: Record, member: Member) -> None:
         """Answer a want with the bytes, a place in the tree, or patience."""
         broadcast = record.broadcast
-        if broadcast is None:
+        if broadcast is None or broadcast.producer == member.node:
             record.waiting[member.node] = member
         elif broadcast.inline is not None:
             self._world.send(member.node, Inline(broadcast.version, broadcast.layout, broadcast.inline))
@@ -464,15 +470,15 @@ class Directory:
         for putter, put in record.deferred:
             self._world.send(putter, PutRefused(put.call, _deleted(record.ref)))
         record.deferred.clear()
-        self._end_version(record, _deleted(record.ref), {**record.waiting, **record.watchers})
-        record.waiting.clear()
+        self._end_version(record, _deleted(record.ref), also=record.watchers)
         record.watchers.clear()
 
     # --- the end of a version, and tidying up ------------------------------------------------------------------
 
     def _end_version(self, record: Record, failure: Failure, also: Iterable[NodeId] = ()) -> None:
         broadcast, record.broadcast, record.put = record.broadcast, None, None
-        told = dict.fromkeys(also)
+        told = dict.fromkeys([*record.waiting, *also])
+        record.waiting.clear()
         if broadcast is not None:
             told |= dict.fromkeys(broadcast.receivers)
         for node in told:
@@ -487,6 +493,10 @@ class Directory:
     def _settle(self, record: Record) -> None:
         """After any change: declare a loss that has become certain, place who waits, forget what is empty."""
         broadcast = record.broadcast
+        if broadcast is not None and record.waiting and broadcast.producer not in record.waiting:
+            waiting, record.waiting = record.waiting, {}
+            for member in waiting.values():  # its put came to nothing, and it still wants the object
+                self._serve(record, member)
         if broadcast is not None and broadcast.is_lost():
             self._world.tell(record.ref, "{} is lost", broadcast.version)
             self._end_version(record, _aborted(record.ref) if broadcast.aborted else _lost(record.ref))

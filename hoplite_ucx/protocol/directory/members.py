@@ -1,8 +1,8 @@
 """Who is there: the nodes of the cluster, and how suspicion becomes death.
 
 A node is suspect when its session broke, a peer lost it, or it has been silent for the suspicion time; suspect
-nodes are not asked to send, but nothing is taken from them. It is dead when its port refuses a connection, or
-its lease has run out, or another node has joined from its address. The dead are fenced: nothing they say counts any more,
+nodes are not asked to send, but nothing is taken from them. It is dead when its port refuses a connection, or its
+lease has run out, or another node has joined from its address. The dead are fenced: nothing they say counts any more,
 until they come back under a new name.
 """
 

@@ -132,6 +132,7 @@ class Calls:
             holding.phase = Phase.COMPLETE
             if put.call.data is None:
                 self._context.tell_directory(Completed(accepted.version))
+            self._fetching.put_here(holding)
             self._memory.review()
         self._context.answer(PutDone(put.call.call, accepted.version, accepted.existing))
 

@@ -88,6 +88,15 @@ class Fetching:
             self._abandon(fetch)
             self._context.tell_directory(Unwant(ref))
 
+    def put_here(self, holding: Holding) -> None:
+        """What was wanted has been put on this very node."""
+        fetch = self.fetches.pop(holding.ref, None)
+        if fetch is not None:
+            self._forget_request(fetch)
+            self._drop_partial(fetch)
+            for call in self._take_getters(fetch):
+                self._memory.give_out(holding, call)
+
     def state_of(self, ref: bytes) -> str:
         """What a get that ran out of time was waiting for."""
         fetch = self.fetches.get(ref)

@@ -5,6 +5,7 @@ passes events to them and keeps the node a member: it joins with an announcement
 back after a lost session, and takes a new name when the directory has declared it dead.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -143,6 +144,10 @@ class NodeState:
     def wakeup(self) -> float | None:
         """When the shell must send a `Tick` at the latest."""
         return self._context.timers.next()
+
+    def timers(self) -> list[Hashable]:
+        """What this machine waits for, by key."""
+        return list(self._context.timers)
 
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self._context.stories.tell(ref)

@@ -1,0 +1,397 @@
+"""Random runs: a cluster, a workload and faults, all from one seed, judged by the oracle.
+
+A run has three parts. In the *storm* users put, get, wait, delete and give up at random while processes are killed,
+stopped and restarted, links cut one way, sessions and streams broken. In the *calm* everything is healed; what is still
+wanted and lost is put again, and every wait must end within a constant times the limit plus detection. In the *end*
+everything is deleted and nothing may be left.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hoplite_ucx.protocol import Directory, NodeState, Settings
+from hoplite_ucx.protocol.events import DeleteCall, GetCall, Got, PutCall, WaitCall
+from hoplite_ucx.protocol.settings import KIB
+from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
+from hoplite_ucx.simulate.oracle import BrokenPromiseError, Oracle
+
+_BANDWIDTH = 125e6
+_GRANULE = 512 * KIB
+_STORM = 1.2
+_MAX_EVENTS = 400_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    seed: int
+    problem: str | None = None
+    story: list[str] = field(default_factory=list)
+    events: int = 0
+    faults: int = 0
+    gets: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+
+def run_seed(seed: int, cluster_type: type[VirtualCluster] = VirtualCluster) -> Outcome:
+    """One run; whatever goes wrong in it is the outcome, not an exception."""
+    chaos = Chaos(seed, cluster_type)
+    outcome = Outcome(seed)
+    try:
+        chaos.run()
+    except BrokenPromiseError as broken:
+        outcome.problem = str(broken)
+        outcome.story = chaos.story(broken.ref)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        outcome.problem = f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}:{where.lineno})"
+        outcome.story = chaos.story(None)
+    outcome.events = chaos.events
+    outcome.faults = chaos.faults
+    outcome.gets = sum(isinstance(call.answer, Got) for call in chaos.cluster.calls.values())
+    return outcome
+
+
+class Chaos:
+    def __init__(self, seed: int, cluster_type: type[VirtualCluster]) -> None:
+        self._random = rng = random.Random(seed)
+        self._nodes = rng.randint(3, 8)
+        self._granule = rng.choice((_GRANULE, _GRANULE // 4))
+        self._largest = self._granule * rng.choice((2, 5, 12))
+        tight = rng.random() < 0.3
+        shape = Shape(
+            nodes=self._nodes,
+            bandwidth=_BANDWIDTH,
+            latency=rng.choice((100e-6, 1e-3)),
+            handover=rng.choice((150e-6, 2e-3)),
+            rates={i: _BANDWIDTH * rng.choice((0.25, 0.5)) for i in range(self._nodes) if rng.random() < 0.15},
+            memory=int(self._largest * rng.choice((1.2, 2.5, 4))) if tight else 1 << 40,
+            streams=rng.choice((1, 2, 4, 256)),
+            put_rate=rng.choice((4e9, 50e6)),
+            put_pieces=4,
+            jitter=rng.choice((0.0, 1e-3, 10e-3)),
+            close_delay=rng.choice((200e-6, 20e-3)),
+            tight=tight,
+        )
+        settings = Settings(
+            heartbeat=0.05,
+            suspicion=0.15,
+            lease=rng.choice((0.4, 1.0)),
+            cooldown=0.2,
+            regroup=0.02,
+            park=rng.choice((0.02, 0.15)),
+            tombstone=rng.choice((0.3, 5.0)),
+            inline_total=rng.choice((64 * KIB, 1 << 30)),
+            latency=shape.latency,
+            handover=shape.handover,
+            min_granule=self._granule,
+            max_granule=self._granule,
+        )
+        self.cluster = cluster_type(shape, rng.getrandbits(32), settings, checked=True)
+        self.oracle = Oracle(self.cluster)
+        self.faults = 0
+        self.events = 0
+        self._log: list[str] = []
+        self._refs = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
+        self._sizes = {ref: self._some_size() for ref in self._refs}
+        self._stormy = rng.random() < 0.85  # the rest are fair-weather runs
+
+    def run(self) -> None:
+        self._quiet_start()
+        self._storm()
+        self._calm()
+        self._end()
+
+    def story(self, ref: bytes | None) -> list[str]:
+        machines: list[Directory | NodeState] = [node.machine for node in self.cluster.nodes.values()]
+        machines.append(self.cluster.directory.machine)
+        refs = [ref] if ref is not None else self._refs
+        told = [entry for r in refs for machine in machines for entry in machine.story(r)]
+        told += [(float(line.split(" ", 1)[0]), line.split(" ", 1)[1]) for line in self._log]
+        return [f"{when:.6f} {what}" for when, what in sorted(told, key=lambda entry: entry[0])]
+
+    # --- the parts of a run ------------------------------------------------------------------------------------
+
+    def _quiet_start(self) -> None:
+        self.cluster.clock.run(until=0.05)
+        rng = self._random
+        for a in range(self._nodes):
+            for b in range(self._nodes):
+                if a != b and rng.random() < 0.1:
+                    self.cluster.network.set_latency(self._host(a), self._host(b), rng.choice((50e-6, 5e-3)))
+
+    def _storm(self) -> None:
+        rng, clock = self._random, self.cluster.clock
+        start = clock.now
+        for ref in self._refs:
+            clock.at(start + rng.random() * 0.1, self._put, ref)
+            askers = rng.sample(range(self._nodes), rng.randint(1, self._nodes))
+            spread = rng.choice((0.0, 0.05, 0.5))
+            for index in askers:
+                clock.at(start + rng.random() * (0.1 + spread), self._get, ref, index)
+        for _ in range(rng.randint(2, 14)):
+            clock.at(start + rng.random() * _STORM, rng.choice(self._user_actions()))
+        if self._stormy:
+            for _ in range(rng.randint(1, 6)):
+                clock.at(start + rng.random() * _STORM, rng.choice(self._fault_actions()))
+        self._run_for(_STORM)
+
+    def _calm(self) -> None:
+        cluster = self.cluster
+        for index in range(self._nodes):
+            cluster.network.restore(self._host(index))
+            node = cluster.slots[index]
+            if node.alive and node.stopped:
+                self._say("resume", index)
+                node.resume()
+            for serving in list(node.serving.values()):
+                serving.stuck = False
+                serving.pump()
+            for other in [*(self._host(i) for i in range(self._nodes)), "directory"]:
+                if other != self._host(index):
+                    cluster.network.heal(self._host(index), other)
+                    cluster.network.heal(other, self._host(index))
+        for index in range(self._nodes):
+            if not cluster.slots[index].alive:
+                cluster.restart(index)
+        patience = self._patience()
+        self._run_for(patience)
+        # What is still waited for and exists nowhere is put again; then nothing has a reason to wait.
+        wanted = {ref for call in cluster.calls.values() if call.open for ref in _refs_of(call)}
+        for ref in sorted(wanted):
+            self._put(ref)
+        # A put that is a no-op may meet a copy that is lost the next moment: only one more try is needed in the calm.
+        cluster.settle(self._all_calls(), patience)
+        self.oracle.judge_liveness()
+        self._run_for(4 * cluster.settings.heartbeat)
+        self.oracle.judge_agreement()
+
+    def _end(self) -> None:
+        cluster = self.cluster
+        for call in list(cluster.calls.values()):
+            if isinstance(call.answer, Got) and call.node.alive:
+                cluster.unpin(call)
+        for ref in self._refs:
+            self.oracle.expect_delete(ref)
+        delete = cluster.delete(0, *self._refs)
+        cluster.settle([delete], self._patience())
+        if delete.open:
+            raise BrokenPromiseError("the last delete never ended")
+        self._run_for(cluster.settings.tombstone + self._patience())
+        self.oracle.judge_rest()
+
+    def _patience(self) -> float:
+        """How long anything may take once faults have stopped: a constant times the limit plus detection."""
+        settings = self.cluster.settings
+        slowest = min([_BANDWIDTH, *self.cluster.shape.rates.values()])
+        limit = sum(self._sizes.values()) * self._nodes / slowest
+        return 3 * limit + 4 * (settings.lease + settings.cooldown + settings.suspicion)
+
+    def _run_for(self, duration: float) -> None:
+        events = self.cluster.clock.run(until=self.cluster.clock.now + duration, max_events=_MAX_EVENTS)
+        self.events += events
+        if events >= _MAX_EVENTS:
+            raise BrokenPromiseError(f"more than {_MAX_EVENTS} events within {duration:.3f} s: a storm of messages")
+
+    # --- users -------------------------------------------------------------------------------------------------
+
+    def _user_actions(self) -> list[Callable[[], None]]:
+        return [
+            *[lambda: self._get(self._some_ref(), self._some_node())] * 5,
+            *[lambda: self._put(self._some_ref())] * 2,
+            *[self._wait] * 2,
+            *[self._unpin_some] * 2,
+            self._cancel_some,
+            self._delete,
+        ]
+
+    def _put(self, ref: bytes) -> None:
+        index = self._some_living_node()
+        if index is None:
+            return
+        if self._random.random() < 0.2:
+            self._sizes[ref] = self._some_size()  # put again with other bytes
+        size = self._sizes[ref]
+        inline = size <= self.cluster.settings.inline_limit
+        self._say(f"put {ref.hex()[:8]} {size}", index)
+        self.cluster.put(index, ref, size, inline=inline)
+
+    def _get(self, ref: bytes, index: int) -> None:
+        if self.cluster.slots[index].alive:
+            self._say(f"get {ref.hex()[:8]}", index)
+            self.cluster.get(index, ref)
+
+    def _wait(self) -> None:
+        index = self._some_living_node()
+        if index is not None:
+            refs = tuple(self._random.sample(self._refs, self._random.randint(1, len(self._refs))))
+            self.cluster.wait(index, refs, self._random.randint(1, len(refs)), timeout=self._random.choice((None, 0.3)))
+
+    def _delete(self) -> None:
+        index = self._some_living_node()
+        if index is not None:
+            ref = self._some_ref()
+            self._say(f"delete {ref.hex()[:8]}", index)
+            self.oracle.expect_delete(ref)
+            self.cluster.delete(index, ref)
+
+    def _unpin_some(self) -> None:
+        for call in self._all_calls():
+            if isinstance(call.answer, Got) and call.node.alive and self._random.random() < 0.5:
+                self.cluster.unpin(call)
+
+    def _cancel_some(self) -> None:
+        """A user's process dies: its calls are cancelled, its puts cut off."""
+        calls = [call for call in self._all_calls() if call.open]
+        if not calls:
+            return
+        call = self._random.choice(calls)
+        if isinstance(call.event, PutCall):
+            self.oracle.expect_abort(call.event.ref)
+        self._say(f"cancel {call.event.call}", int(call.node.host[1:]))
+        self.cluster.cancel(call)
+
+    # --- faults ------------------------------------------------------------------------------------------------
+
+    def _fault_actions(self) -> list[Callable[[], None]]:
+        return [
+            self._kill,
+            self._kill,
+            self._power_off,
+            self._restart,
+            self._stop_for_a_while,
+            self._stop_for_a_while,
+            self._cut_one_way,
+            self._cut_from_directory,
+            self._lose_directory,
+            self._lose_peer,
+            self._break_stream,
+            self._stall_stream,
+        ]
+
+    def _kill(self) -> None:
+        index = self._some_living_node()
+        if index is not None:
+            self._fault("kill", index)
+            self.cluster.slots[index].kill()
+
+    def _power_off(self) -> None:
+        """The host is gone and says nothing: no reset, no refusal."""
+        index = self._some_living_node()
+        if index is not None:
+            self._fault("power off", index)
+            self.cluster.network.isolate(self._host(index))
+            self.cluster.slots[index].kill()
+
+    def _restart(self) -> None:
+        dead = [index for index in range(self._nodes) if not self.cluster.slots[index].alive]
+        if dead:
+            index = self._random.choice(dead)
+            self._fault("restart", index)
+            self.cluster.restart(index)
+
+    def _stop_for_a_while(self) -> None:
+        index = self._some_living_node()
+        if index is None or self.cluster.slots[index].stopped:
+            return
+        self._fault("stop", index)
+        node = self.cluster.slots[index]
+        node.stop()
+
+        def resume() -> None:
+            if node.alive and node.stopped:
+                self._say("resume", index)
+                node.resume()
+
+        self.cluster.clock.after(self._random.choice((0.05, 0.3, 1.5)), resume)
+
+    def _cut_one_way(self) -> None:
+        a, b = self._random.sample(range(self._nodes), 2)
+        self._cut(self._host(a), self._host(b))
+
+    def _cut_from_directory(self) -> None:
+        ends = [self._host(self._some_node()), "directory"]
+        self._random.shuffle(ends)
+        self._cut(*ends)
+
+    def _cut(self, source: str, target: str) -> None:
+        self._fault(f"cut {source} → {target}", None)
+        self.cluster.network.cut(source, target)
+        self.cluster.clock.after(self._random.choice((0.1, 0.5, 2.0)), self.cluster.network.heal, source, target)
+
+    def _lose_directory(self) -> None:
+        index = self._some_living_node()
+        if index is not None and not self.cluster.slots[index].stopped:
+            self._fault("lose the directory's session", index)
+            self.cluster.slots[index].lose_directory()
+
+    def _lose_peer(self) -> None:
+        index = self._some_living_node()
+        if index is None or self.cluster.slots[index].stopped:
+            return
+        node = self.cluster.slots[index]
+        if node.peers:
+            self._fault("lose a peer's session", index)
+            node.lose_peer(self._random.choice(sorted(node.peers)))
+
+    def _break_stream(self) -> None:
+        index = self._some_living_node()
+        if index is not None and self.cluster.slots[index].serving:
+            self._fault("break a stream", index)
+            node = self.cluster.slots[index]
+            node.break_stream(self._random.choice(list(node.serving)))
+
+    def _stall_stream(self) -> None:
+        """A connection that neither moves nor breaks, while its sender is alive and says so."""
+        index = self._some_living_node()
+        if index is not None and self.cluster.slots[index].serving:
+            self._fault("stall a stream", index)
+            self._random.choice(list(self.cluster.slots[index].serving.values())).stuck = True
+
+    # --- choices -----------------------------------------------------------------------------------------------
+
+    def _some_size(self) -> int:
+        kind = self._random.random()
+        if kind < 0.15:
+            return self._random.choice((0, 8, 1000, 32 * KIB))
+        if kind < 0.3:
+            return 32 * KIB + 1
+        return self._random.randint(self._granule // 2, self._largest)
+
+    def _some_ref(self) -> bytes:
+        return self._random.choice(self._refs)
+
+    def _some_node(self) -> int:
+        return self._random.randrange(self._nodes)
+
+    def _some_living_node(self) -> int | None:
+        living = [index for index in range(self._nodes) if self.cluster.slots[index].alive]
+        return self._random.choice(living) if living else None
+
+    def _host(self, index: int) -> str:
+        return self.cluster.slots[index].host
+
+    def _all_calls(self) -> list[Call]:
+        return list(self.cluster.calls.values())
+
+    def _fault(self, what: str, index: int | None) -> None:
+        self.faults += 1
+        self._say(what, index)
+
+    def _say(self, what: str, index: int | None) -> None:
+        who = "network" if index is None else f"h{index} (n{self.cluster.slots[index].identity:x})"
+        self._log.append(f"{self.cluster.clock.now:.6f} {who}: {what}")
+
+
+def _refs_of(call: Call) -> tuple[bytes, ...]:
+    match call.event:
+        case GetCall(ref=ref) | PutCall(ref=ref):
+            return (ref,)
+        case WaitCall(refs=refs) | DeleteCall(refs=refs):
+            return refs
