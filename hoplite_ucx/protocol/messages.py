@@ -24,7 +24,8 @@ _MAX_LIST = 1_000_000
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Call: TypeAlias = Annotated[CallId, Meta(ge=0, lt=1 << 62)]
-Rate: TypeAlias = Annotated[float, Meta(gt=0)]
+Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e15)]
+"""Bytes a second; bounded because rates are added up, and infinities would never go away again."""
 Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
 Layout: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 Data: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
