@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import Got
 from hoplite_ucx.protocol.ids import NodeId, identity_of
-from hoplite_ucx.protocol.messages import Place, ToNode
+from hoplite_ucx.protocol.messages import Place, ToDirectory, ToNode
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
+from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.static import STATIC_TREES, static_cluster
 
 SOURCE = 0
 # Virtual seconds after which a run is given up, on top of what one host after the other would take.
 _PATIENCE = 60.0
-# How long everything is left alone before the clock starts, so that no message of the puts is still under way.
+# How long everything is left alone, so that all have joined before the puts and no message of these is under way after.
 _REST = 0.01
 
 
@@ -193,8 +194,7 @@ class StaticResult:
 
 def broadcast(scenario: Scenario) -> Result:
     """One object, from the source to every other host."""
-    result = _broadcast(scenario, VirtualCluster)
-    return replace(result, loss=_loss(scenario, result, broadcast))
+    return _with_loss(scenario, lambda scenario: _broadcast(scenario, VirtualCluster))
 
 
 def gather(scenario: Scenario) -> Result:
@@ -203,7 +203,7 @@ def gather(scenario: Scenario) -> Result:
         raise ValueError("a gather takes one object from each host: copies and putting again belong to broadcasts")
     if any(kill.host == SOURCE for kill in scenario.kills):
         raise ValueError("host 0 does the gathering; kill one of the others")
-    return replace(result := _gather(scenario), loss=_loss(scenario, result, gather))
+    return _with_loss(scenario, _gather)
 
 
 def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
@@ -218,10 +218,10 @@ def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda 
     return sorted(results, key=lambda result: result.seconds)
 
 
-def _loss(scenario: Scenario, result: Result, run: Callable[[Scenario], Result]) -> Loss | None:
-    calm = scenario.calm()
+def _with_loss(scenario: Scenario, run: Callable[[Scenario], Result]) -> Result:
+    result, calm = run(scenario), scenario.calm()
     if calm is None:
-        return None
+        return result
     undisturbed = run(calm)
     before = {ending.host: ending.seconds for ending in undisturbed.endings}
     lost = {
@@ -229,12 +229,13 @@ def _loss(scenario: Scenario, result: Result, run: Callable[[Scenario], Result])
         for ending in result.endings
         if ending.host in before and ending.failure is None
     }
-    return Loss(undisturbed.seconds, lost)
+    return replace(result, loss=Loss(undisturbed.seconds, lost))
 
 
 def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result:
     shape, size = scenario.shape, scenario.size
     cluster = cluster_type(shape, scenario.seed)
+    _settle(cluster, [])
     ref = cluster.new_ref()
     put = _put(cluster, SOURCE, ref, size)
     _settle(cluster, [put])
@@ -257,6 +258,7 @@ def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result
 def _gather(scenario: Scenario) -> Result:
     shape, size = scenario.shape, scenario.size
     cluster = VirtualCluster(shape, scenario.seed)
+    _settle(cluster, [])
     sources = [host for host in range(1, shape.nodes) if host not in scenario.absent]
     refs = [cluster.new_ref() for _ in sources]
     puts = [_put(cluster, host, ref, size) for host, ref in zip(sources, refs, strict=True)]
@@ -368,3 +370,6 @@ class _Run:
         if key in self._senders:
             self._moves.append(Move(self._cluster.clock.now - self._began, host, self._senders[key], sender))
         self._senders[key] = sender
+
+    def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
+        """Nothing that is measured."""

@@ -205,6 +205,8 @@ class Broadcast:
         sender = receiver.sender
         if sender is not None and receiver.state is State.STREAMING:
             self._shun(receiver, sender)
+            if fault in (StreamFault.BROKEN, StreamFault.STALLED):
+                self._write_off(sender)
             if fault is StreamFault.BROKEN:
                 self._expect_siblings(sender, node)
         self._world.tell(self.version.ref, "{} lost its sender at {}: {}", label(node), watermark, fault.value)
@@ -351,6 +353,13 @@ class Broadcast:
         failures = receiver.shunned[sender].failures + 1 if sender in receiver.shunned else 1
         pause = min(_FIRST_COOLDOWN * 2 ** (failures - 1), self._world.settings.cooldown)
         receiver.shunned[sender] = Shunned(self._world.now + pause, failures)
+
+    def _write_off(self, node: NodeId) -> None:
+        """The node is probably gone, and with it the stream it receives: its sender has room for whoever it leaves
+        behind. Should it live, its next heartbeat puts the account right."""
+        receiver = self.receivers.get(node)
+        if receiver is not None and receiver.sender is not None:
+            self.pool.revise(receiver.sender, node, self._world.now)
 
     def _expect_siblings(self, sender: NodeId, reporter: NodeId) -> None:
         for child in self._children(sender):
