@@ -14,14 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
-from hoplite_ucx.protocol.events import DeleteCall, GetCall, Got, PutCall, WaitCall
+from hoplite_ucx.protocol.errors import FailureKind
+from hoplite_ucx.protocol.events import GetCall, Got, PutCall, WaitCall
+from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.messages import Completed, ToDirectory, ToNode
 from hoplite_ucx.protocol.settings import KIB
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
-from hoplite_ucx.simulate.oracle import BrokenPromiseError, Oracle
+from hoplite_ucx.simulate.node import VirtualNode
+from hoplite_ucx.simulate.oracle import BrokenPromiseError, Oracle, refs_of
 
 _BANDWIDTH = 125e6
 _GRANULE = 512 * KIB
 _STORM = 1.2
+_LOOK_EVERY = 0.1
 _MAX_EVENTS = 400_000
 
 
@@ -73,7 +78,7 @@ class Chaos:
             rates={i: _BANDWIDTH * rng.choice((0.25, 0.5)) for i in range(self._nodes) if rng.random() < 0.15},
             memory=int(self._largest * rng.choice((1.2, 2.5, 4))) if tight else 1 << 40,
             streams=rng.choice((1, 2, 4, 256)),
-            put_rate=rng.choice((4e9, 50e6)),
+            put_rate=rng.choice((4e9, 50e6, 5e6)),
             put_pieces=4,
             jitter=rng.choice((0.0, 1e-3, 10e-3)),
             close_delay=rng.choice((200e-6, 20e-3)),
@@ -94,13 +99,16 @@ class Chaos:
             max_granule=self._granule,
         )
         self.cluster = cluster_type(shape, rng.getrandbits(32), settings, checked=True)
-        self.oracle = Oracle(self.cluster)
+        self._stormy = rng.random() < 0.8
+        self.oracle = Oracle(self.cluster, fair_weather=not self._stormy)
+        self.cluster.observers.append(self)
         self.faults = 0
         self.events = 0
         self._log: list[str] = []
         self._refs = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self._some_size() for ref in self._refs}
-        self._stormy = rng.random() < 0.85  # the rest are fair-weather runs
+        self._retries = rng.random() < 0.7  # users put again what was lost, at once
+        self._ambush = self._stormy and rng.random() < 0.25
 
     def run(self) -> None:
         self._quiet_start()
@@ -160,14 +168,12 @@ class Chaos:
         for index in range(self._nodes):
             if not cluster.slots[index].alive:
                 cluster.restart(index)
-        patience = self._patience()
-        self._run_for(patience)
-        # What is still waited for and exists nowhere is put again; then nothing has a reason to wait.
-        wanted = {ref for call in cluster.calls.values() if call.open for ref in _refs_of(call)}
+        # What is waited for and exists somewhere must come now; what exists nowhere is put again.
+        self._run_until(self._only_the_absent_are_missing)
+        wanted = {ref for call in cluster.calls.values() if call.open for ref in refs_of(call)}
         for ref in sorted(wanted):
             self._put(ref)
-        # A put that is a no-op may meet a copy that is lost the next moment: only one more try is needed in the calm.
-        cluster.settle(self._all_calls(), patience)
+        self._run_until(lambda: not any(call.open for call in cluster.calls.values()))
         self.oracle.judge_liveness()
         self._run_for(4 * cluster.settings.heartbeat)
         self.oracle.judge_agreement()
@@ -175,16 +181,26 @@ class Chaos:
     def _end(self) -> None:
         cluster = self.cluster
         for call in list(cluster.calls.values()):
-            if isinstance(call.answer, Got) and call.node.alive:
+            if call.open:
+                cluster.cancel(call)
+            elif isinstance(call.answer, Got) and call.node.alive:
                 cluster.unpin(call)
         for ref in self._refs:
             self.oracle.expect_delete(ref)
         delete = cluster.delete(0, *self._refs)
-        cluster.settle([delete], self._patience())
-        if delete.open:
-            raise BrokenPromiseError("the last delete never ended")
-        self._run_for(cluster.settings.tombstone + self._patience())
+        self._run_until(lambda: not delete.open)
+        self._run_for(cluster.settings.tombstone)
+        self._run_until(self.oracle.at_rest)
         self.oracle.judge_rest()
+
+    def _only_the_absent_are_missing(self) -> bool:
+        records = self.cluster.directory.machine.records
+        return all(
+            isinstance(call.event, GetCall | WaitCall)
+            and not any(ref in records and records[ref].broadcast for ref in refs_of(call))
+            for call in self.cluster.calls.values()
+            if call.open
+        )
 
     def _patience(self) -> float:
         """How long anything may take once faults have stopped: a constant times the limit plus detection."""
@@ -193,11 +209,48 @@ class Chaos:
         limit = sum(self._sizes.values()) * self._nodes / slowest
         return 3 * limit + 4 * (settings.lease + settings.cooldown + settings.suspicion)
 
+    def _run_until(self, done: Callable[[], bool]) -> None:
+        """Let time pass until `done`, or patience ends; the oracle judges what is then not as it should be."""
+        end = self.cluster.clock.now + self._patience()
+        while not done() and self.cluster.clock.now < end:
+            self._run_for(_LOOK_EVERY)
+
     def _run_for(self, duration: float) -> None:
         events = self.cluster.clock.run(until=self.cluster.clock.now + duration, max_events=_MAX_EVENTS)
         self.events += events
         if events >= _MAX_EVENTS:
             raise BrokenPromiseError(f"more than {_MAX_EVENTS} events within {duration:.3f} s: a storm of messages")
+
+    # --- what it watches for -----------------------------------------------------------------------------------
+
+    def answered(self, call: Call) -> None:
+        """A user whose get failed with a loss does what the error says: put again, and get."""
+        if not (self._retries and self.cluster.clock.now < _STORM and isinstance(call.event, GetCall)):
+            return
+        if call.failure is not None and call.failure.kind in (FailureKind.LOST, FailureKind.ABORTED):
+            delay = self._random.choice((0.0, 0.002, 0.1))
+            self.cluster.clock.after(delay, self._put, call.event.ref)
+            self.cluster.clock.after(delay, self._get, call.event.ref, int(call.node.host[1:]))
+
+    def directory_says(self, node: NodeId, message: ToNode) -> None:
+        """Nothing the directory says changes the weather."""
+
+    def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
+        """The ambush: the moment one node completes, everyone else who is complete dies and its word is held up."""
+        if not (self._ambush and isinstance(message, Completed)):
+            return
+        others = [
+            other
+            for other in self.cluster.slots
+            if other.alive and other is not node and other.machine.memory.complete_copy(message.version.ref)
+        ]
+        if len(others) == 1:
+            self._ambush = False
+            self.cluster.network.cut(node.host, "directory")
+            self.cluster.clock.after(
+                self._random.choice((0.01, 0.1)), self.cluster.network.heal, node.host, "directory"
+            )
+            self.cluster.clock.after(0.0, self._kill_node, others[0])
 
     # --- users -------------------------------------------------------------------------------------------------
 
@@ -278,8 +331,12 @@ class Chaos:
     def _kill(self) -> None:
         index = self._some_living_node()
         if index is not None:
-            self._fault("kill", index)
-            self.cluster.slots[index].kill()
+            self._kill_node(self.cluster.slots[index])
+
+    def _kill_node(self, node: VirtualNode) -> None:
+        if node.alive:
+            self._fault("kill", int(node.host[1:]))
+            node.kill()
 
     def _power_off(self) -> None:
         """The host is gone and says nothing: no reset, no refusal."""
@@ -313,17 +370,17 @@ class Chaos:
 
     def _cut_one_way(self) -> None:
         a, b = self._random.sample(range(self._nodes), 2)
-        self._cut(self._host(a), self._host(b))
+        self._cut(self._host(a), self._host(b), for_seconds=self._random.choice((0.1, 0.5, 2.0)))
 
     def _cut_from_directory(self) -> None:
         ends = [self._host(self._some_node()), "directory"]
         self._random.shuffle(ends)
-        self._cut(*ends)
+        self._cut(*ends, for_seconds=self._random.choice((0.1, 0.5, 2.0)))
 
-    def _cut(self, source: str, target: str) -> None:
+    def _cut(self, source: str, target: str, *, for_seconds: float) -> None:
         self._fault(f"cut {source} → {target}", None)
         self.cluster.network.cut(source, target)
-        self.cluster.clock.after(self._random.choice((0.1, 0.5, 2.0)), self.cluster.network.heal, source, target)
+        self.cluster.clock.after(for_seconds, self.cluster.network.heal, source, target)
 
     def _lose_directory(self) -> None:
         index = self._some_living_node()
@@ -387,11 +444,3 @@ class Chaos:
     def _say(self, what: str, index: int | None) -> None:
         who = "network" if index is None else f"h{index} (n{self.cluster.slots[index].identity:x})"
         self._log.append(f"{self.cluster.clock.now:.6f} {who}: {what}")
-
-
-def _refs_of(call: Call) -> tuple[bytes, ...]:
-    match call.event:
-        case GetCall(ref=ref) | PutCall(ref=ref):
-            return (ref,)
-        case WaitCall(refs=refs) | DeleteCall(refs=refs):
-            return refs

@@ -25,7 +25,7 @@ from hoplite_ucx.protocol.events import (
     WaitCall,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of, node_id
-from hoplite_ucx.protocol.messages import ToNode
+from hoplite_ucx.protocol.messages import ToDirectory, ToNode
 from hoplite_ucx.protocol.node import NodeProfile
 from hoplite_ucx.protocol.settings import GIB
 from hoplite_ucx.simulate.clock import Clock
@@ -67,6 +67,7 @@ class Call:
 class Observer(Protocol):
     def answered(self, call: Call) -> None: ...
     def directory_says(self, node: NodeId, message: ToNode) -> None: ...
+    def node_says(self, node: VirtualNode, message: ToDirectory) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +225,10 @@ class VirtualCluster:
     def directory_says(self, node: NodeId, message: ToNode) -> None:
         for observer in self.observers:
             observer.directory_says(node, message)
+
+    def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
+        for observer in self.observers:
+            observer.node_says(node, message)
 
     def node_at(self, address: str) -> VirtualNode:
         return self.slots[_host_index(address)]

@@ -18,7 +18,7 @@ from hoplite_ucx.protocol.events import (
     Tick,
 )
 from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.messages import Join, ToDirectory
+from hoplite_ucx.protocol.messages import Heartbeat, Join, ToDirectory
 from hoplite_ucx.simulate.network import Endpoint
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ class VirtualDirectory:
 
     def dispatch(self, event: DirectoryEvent) -> None:
         self._apply(self.machine.handle(event, self._clock.now))
+        if not (isinstance(event, FromNode) and isinstance(event.message, Heartbeat)):
+            self._cluster.after_event(self.machine)
 
     def _apply(self, effects: list[DirectoryEffect]) -> None:
         for effect in effects:
             self._perform[type(effect)](effect)
-        self._cluster.after_event(self.machine)
         wakeup = self.machine.wakeup()
         if wakeup != self._wake_at:
             if self._wake is not None:

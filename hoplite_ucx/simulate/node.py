@@ -43,7 +43,7 @@ from hoplite_ucx.protocol.events import (
     Waited,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
-from hoplite_ucx.protocol.messages import ToPeer
+from hoplite_ucx.protocol.messages import Alive, ToPeer
 from hoplite_ucx.simulate.content import Content
 from hoplite_ucx.simulate.network import Endpoint
 from hoplite_ucx.simulate.streams import Receiving, Serving
@@ -51,6 +51,9 @@ from hoplite_ucx.simulate.streams import Receiving, Serving
 if TYPE_CHECKING:
     from hoplite_ucx.simulate.clock import Handle
     from hoplite_ucx.simulate.cluster import VirtualCluster
+
+
+_NOTHING_NEW = FromDirectory(Alive())
 
 
 class Segment:
@@ -84,7 +87,7 @@ class VirtualNode:
         self.producing: dict[CallId, Segment] = {}
         self.peers: dict[int, Endpoint] = {}
         self.directory: Endpoint | None = None
-        self._recycled: dict[int, list[Content]] = {}
+        self._recycled: list[Content] = []
         self._held: list[NodeEvent] = []
         self._wake: Handle | None = None
         self._wake_at: float | None = None
@@ -120,11 +123,12 @@ class VirtualNode:
             self._held.append(event)
             return
         self._apply(self.machine.handle(event, self.clock.now))
+        if event != _NOTHING_NEW:
+            self.cluster.after_event(self.machine)
 
     def _apply(self, effects: list[NodeEffect]) -> None:
         for effect in effects:
             self._perform[type(effect)](effect)
-        self.cluster.after_event(self.machine)
         wakeup = self.machine.wakeup()
         if wakeup != self._wake_at and self.alive:
             if self._wake is not None:
@@ -211,6 +215,7 @@ class VirtualNode:
             self.directory = None
 
     def _send_directory(self, effect: SendDirectory) -> None:
+        self.cluster.node_says(self, effect.message)
         if self.directory is not None:
             self.directory.send((self.machine.node, effect.message))
 
@@ -268,13 +273,11 @@ class VirtualNode:
     # --- segments and streams ----------------------------------------------------------------------------------
 
     def _allocate(self, effect: Allocate) -> None:
-        recycled = self._recycled.get(effect.size)
-        content = recycled.pop() if recycled else Content()
+        content = self._recycled.pop() if self._recycled else Content()
         self.segments[effect.segment] = Segment(effect.size, content)
 
     def _free(self, effect: Free) -> None:
-        segment = self.segments.pop(effect.segment)
-        self._recycled.setdefault(segment.size, []).append(segment.content)
+        self._recycled.append(self.segments.pop(effect.segment).content)
 
     def _fill(self, effect: Fill) -> None:
         segment = self.segments[effect.segment]

@@ -7,9 +7,18 @@ and after everything was deleted nothing is left: no stream, no timer, no pin, n
 """
 
 from hoplite_ucx.protocol.errors import FailureKind
-from hoplite_ucx.protocol.events import CallFailed, Got, PutCall, PutDone, Waited
+from hoplite_ucx.protocol.events import CallFailed, DeleteCall, GetCall, Got, PutCall, PutDone, WaitCall, Waited
 from hoplite_ucx.protocol.ids import NodeId, Version, label, short
-from hoplite_ucx.protocol.messages import EvictAnswer, Eviction, Failed, PutAccepted, ToNode
+from hoplite_ucx.protocol.messages import (
+    EvictAnswer,
+    Eviction,
+    Failed,
+    PutAccepted,
+    StreamFailed,
+    StreamFault,
+    ToDirectory,
+    ToNode,
+)
 from hoplite_ucx.protocol.node.memory import Phase
 from hoplite_ucx.simulate.cluster import Call, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
@@ -27,8 +36,10 @@ class BrokenPromiseError(AssertionError):
 
 
 class Oracle:
-    def __init__(self, cluster: VirtualCluster) -> None:
+    def __init__(self, cluster: VirtualCluster, *, fair_weather: bool = False) -> None:
+        """In fair weather nothing is broken, so that no stream may be given up and nothing lost."""
         self._cluster = cluster
+        self._fair_weather = fair_weather
         self._puts: dict[Version, Call] = {}
         self._deleted: set[bytes] = set()
         self._aborted: set[bytes] = set()
@@ -56,7 +67,13 @@ class Oracle:
             case Failed(ref, failure) if failure.kind is FailureKind.LOST:
                 self._judge_loss(ref)
 
+    def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
+        if self._fair_weather and isinstance(message, StreamFailed):
+            given_up = message.fault in (StreamFault.BROKEN, StreamFault.STALLED)
+            _require(not given_up, f"{label(node.machine.node)} gave up a sound stream: {message}", message.version.ref)
+
     def _judge_loss(self, ref: bytes) -> None:
+        _require(not self._fair_weather, f"{short(ref)} was declared lost in fair weather", ref)
         members = self._cluster.directory.machine.members
         for node in self._cluster.slots:
             if not node.alive or members.get(node.machine.node) is None:
@@ -110,11 +127,13 @@ class Oracle:
     # --- at the end --------------------------------------------------------------------------------------------
 
     def judge_liveness(self) -> None:
-        """Every call has ended, except gets and waits for what nobody has put."""
+        """Every call has ended. Where memory is scarce the last puts may have failed, and then their gets wait on."""
+        records = self._cluster.directory.machine.records
         for call in self._cluster.calls.values():
-            if call.open:
-                ref = getattr(call.event, "ref", None)
-                raise BrokenPromiseError(f"{call.event} at {call.node.host} never ended", ref)
+            refs = refs_of(call)
+            absent = all(ref not in records or records[ref].broadcast is None for ref in refs)
+            if call.open and not (absent and self._cluster.shape.tight):
+                raise BrokenPromiseError(f"{call.event} at {call.node.host} never ended", refs[0])
 
     def judge_agreement(self) -> None:
         """The directory knows of exactly the copies that there are."""
@@ -132,6 +151,13 @@ class Oracle:
         for node_id, version in sorted(held ^ known, key=str):
             where = "the directory does not know" if (node_id, version) in held else "only the directory knows"
             raise BrokenPromiseError(f"{where} the copy of {version} at {label(node_id)}", version.ref)
+
+    def at_rest(self) -> bool:
+        try:
+            self.judge_rest()
+        except BrokenPromiseError:
+            return False
+        return True
 
     def judge_rest(self) -> None:
         """Everything was deleted and let go of: nothing may be left."""
@@ -165,6 +191,14 @@ class Oracle:
 
     def _living(self) -> list[VirtualNode]:
         return [node for node in self._cluster.slots if node.alive]
+
+
+def refs_of(call: Call) -> tuple[bytes, ...]:
+    match call.event:
+        case GetCall(ref=ref) | PutCall(ref=ref):
+            return (ref,)
+        case WaitCall(refs=refs) | DeleteCall(refs=refs):
+            return refs
 
 
 def _require(true: bool, what: str, ref: bytes | None = None) -> None:

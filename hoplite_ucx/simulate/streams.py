@@ -1,7 +1,7 @@
-"""Streams between two virtual nodes: chunks of a granule each, credits, hand-over delays, and how they break.
+"""Streams between two virtual nodes: chunks of up to a granule, credits, hand-over delays, and how they break.
 
-A sender pushes a chunk when its segment's watermark has passed the chunk's end and a credit is left; the chunk takes
-its time on the network, then the link's latency, is written, and after the hand-over delay it is final: the receiver's
+A sender pushes whatever its segment's watermark allows, a granule at most, while it has credit; the chunk takes its
+time on the network, then the link's latency, is written, and after the hand-over delay it is final: the receiver's
 watermark rises, its own streams may forward it, and the credit returns. A cancelled stream may still write until it is
 closed; a chunk that arrives later is nothing.
 """
@@ -70,6 +70,11 @@ class Receiving:
         if end == self.size:
             self._close(None)
 
+    def _late_write(self, serving: Serving) -> None:
+        """The worst that a cancelled transfer may do: write the next chunk just before it is closed."""
+        for low, high, token in serving.next_spans():
+            self._segment.content.write(low, high, token)
+
     def cancel(self) -> None:
         """Close soon: until then, what is under way may still be written."""
         if not self.cancelled and not self.closed:
@@ -82,6 +87,8 @@ class Receiving:
 
     def _close(self, fault: StreamFault | None) -> None:
         if not self.closed:
+            if self.cancelled and self.serving is not None:
+                self._late_write(self.serving)
             self.closed = True
             self._node.receiving.pop(self.stream, None)
             self._node.dispatch(ReceiveClosed(self.stream, self.watermark, fault))
@@ -116,14 +123,18 @@ class Serving:
             and self._uncredited < _CREDITS
             and not (self.stuck or self.closed or self._node.stopped)
         ):
-            end = min(self.position + effect.granule, effect.size)
-            if self._segment.watermark < end:
+            end = min(self.position + effect.granule, self._segment.watermark)
+            if end <= self.position:
                 return
             spans = self._segment.content.read(self.position, end)
             self._in_network += 1
             self._uncredited += 1
             self._flow.push(end - self.position, self._sent, self.position, end, spans)
             self.position = end
+
+    def next_spans(self) -> list[Span]:
+        end = min(self.position + self._effect.granule, self._segment.watermark)
+        return self._segment.content.read(self.position, end)
 
     def _sent(self, start: int, end: int, spans: list[Span]) -> None:
         self._in_network -= 1

@@ -316,9 +316,12 @@ class Broadcast:
         """Settle the accounts of a receiver's stream, if it has one."""
         if receiver.sender is None:
             return
-        self.pool.release(receiver.sender, receiver.member.node)
-        receiver.member.receiving -= 1
-        self._members[receiver.sender].sending -= 1
+        member, sender = receiver.member, self._members[receiver.sender]
+        self.pool.release(sender.node, member.node)
+        if member.receiving >= member.streams_in or sender.sending >= sender.streams_out:
+            self._world.supply_changed()  # the stream that ends makes room for one of another object
+        member.receiving -= 1
+        sender.sending -= 1
         receiver.sender = None
 
     def _forget_receiver(self, node: NodeId) -> Receiver:

@@ -110,15 +110,18 @@ class Serving:
         for outgoing in list(self.streams.values()):
             stream = outgoing.request.stream
             if outgoing.turn in (Turn.PARKED, Turn.QUEUED):
-                self._context.tell_peer(outgoing.peer, StreamStatus(stream, outgoing.position, queued=True))
+                self.tell_idle(outgoing, outgoing.position, queued=True)
             elif outgoing.turn is Turn.RUNNING and outgoing.holding is not None:
                 position = positions.get(stream, outgoing.position)
                 starved = position >= outgoing.holding.watermark
                 self._measure(outgoing, position, starved)
                 if starved:
-                    self._context.tell_peer(outgoing.peer, StreamStatus(stream, position, queued=False))
+                    self.tell_idle(outgoing, position, queued=False)
         for version in list(self._by_version):
             self._start(version)
+
+    def tell_idle(self, outgoing: Outgoing, at: int, *, queued: bool) -> None:
+        self._context.tell_peer(outgoing.peer, StreamStatus(outgoing.request.stream, at, queued))
 
     def _measure(self, outgoing: Outgoing, position: int, starved: bool) -> None:
         """A stream with a backlog shows how much of the NIC it can use; one that does not move uses nothing."""

@@ -1,0 +1,109 @@
+"""Machines that are wrong on purpose, each in one rule: chaos must catch every one of them.
+
+A simulator that finds nothing proves nothing unless it finds what is there. Each mutant leaves out one rule of the
+protocol; the number of seeds until it is caught says how well that rule is watched.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from hoplite_ucx.protocol import Directory, NodeState
+from hoplite_ucx.protocol.directory.broadcast import Broadcast
+from hoplite_ucx.protocol.ids import NodeId, Version
+from hoplite_ucx.protocol.messages import Eviction
+from hoplite_ucx.protocol.node.calls import PendingPut
+from hoplite_ucx.protocol.node.memory import Holding
+from hoplite_ucx.simulate.cluster import VirtualCluster
+
+
+class _NoFlush(Broadcast):
+    """Declares a loss without waiting for what live receivers report."""
+
+    def is_lost(self) -> bool:
+        return not self.has_root()
+
+
+class _NoCycleCheck(Broadcast):
+    """Places a receiver behind its own descendants."""
+
+    def _is_rooted(self, *_: NodeId) -> bool:
+        return True
+
+
+class _EvictsLastCopy(Broadcast):
+    """Lets a copy go without asking whether there is another."""
+
+    def evict(self, node: NodeId) -> Eviction:
+        if node in self.copies and self.inline is None:
+            self.remove(node)
+        return Eviction.GRANTED
+
+
+class _NoVersionCheck(NodeState):
+    """Serves whatever it has of a ref, whichever version was asked for."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.serving.holding_for = self._any_version  # type: ignore[method-assign]
+
+    def _any_version(self, version: Version) -> Holding | None:
+        return next((h for v, h in self.memory.holdings.items() if v.ref == version.ref), None)
+
+
+class _NoStarvedSignal(NodeState):
+    """A sender without anything to send says nothing."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.serving.tell_idle = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+class _NoSeal(NodeState):
+    """Takes a put for complete as soon as the directory has accepted it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        finish = self.calls._finish_put
+
+        def finish_early(put: PendingPut) -> None:
+            if put.accepted is not None and put.holding is not None:
+                put.holding.writing = False
+                put.holding.watermark = put.holding.size
+            finish(put)
+
+        self.calls._finish_put = finish_early  # type: ignore[method-assign]
+
+
+class _RecyclesEarly(NodeState):
+    """Frees a segment while a cancelled stream may still write to it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        release = self.memory.release
+
+        def release_early(holding: Holding) -> None:
+            receive, holding.receive = holding.receive, None
+            release(holding)
+            holding.receive = receive
+
+        self.memory.release = release_early  # type: ignore[method-assign]
+
+
+def _with_broadcast(broadcast: type[Broadcast]) -> type[VirtualCluster]:
+    directory = type("MutantDirectory", (Directory,), {"broadcast_type": broadcast})
+    return type("MutantCluster", (VirtualCluster,), {"directory_machine": directory})
+
+
+def _with_node(node: type[NodeState]) -> type[VirtualCluster]:
+    return type("MutantCluster", (VirtualCluster,), {"node_machine": node})
+
+
+MUTANTS: dict[str, Callable[[], type[VirtualCluster]]] = {
+    "no-flush": lambda: _with_broadcast(_NoFlush),
+    "no-cycle-check": lambda: _with_broadcast(_NoCycleCheck),
+    "evicts-last-copy": lambda: _with_broadcast(_EvictsLastCopy),
+    "no-version-check": lambda: _with_node(_NoVersionCheck),
+    "no-starved-signal": lambda: _with_node(_NoStarvedSignal),
+    "no-seal": lambda: _with_node(_NoSeal),
+    "recycles-early": lambda: _with_node(_RecyclesEarly),
+}
