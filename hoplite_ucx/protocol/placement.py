@@ -100,7 +100,7 @@ class Plan:
 class SenderPool:
     def __init__(self, ref: bytes, granule: int, settings: Settings) -> None:
         self._ref = ref
-        self._granule = granule
+        self.granule = granule
         self._settings = settings
         self.locations: dict[NodeId, Location] = {}
         self._slow: dict[NodeId, NodeId] = {}  # child → its sender
@@ -192,7 +192,7 @@ class SenderPool:
         return Plan(plan.sender, plan.rate, plan.finish, displaces=slow)
 
     def _plan_from(self, location: Location, rate: float, remaining: int, start: float) -> Plan:
-        hop = hop_delay(self._granule, rate, self._settings)
+        hop = hop_delay(self.granule, rate, self._settings)
         finish = max(location.finish + hop, start + self._settings.latency + remaining / rate)
         return Plan(location.node, rate, finish)
 

@@ -78,9 +78,8 @@ class Broadcast:
         self._expected: set[NodeId] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
         self._orders = 0
-        # The tree may come to span the cluster; a granule for that depth costs shallow trees nothing.
-        self._granule = choose_granule(size, len(members) - 1, bandwidth, world.settings)
-        self.pool = SenderPool(version.ref, self._granule, world.settings)
+        self._bandwidth = bandwidth
+        self.pool = SenderPool(version.ref, self._choose_granule(), world.settings)
 
     # --- what is known -----------------------------------------------------------------------------------------
 
@@ -227,6 +226,7 @@ class Broadcast:
     def place(self) -> None:
         """Give every waiting receiver a sender, the most advanced first, as far as there are senders."""
         now = self._world.now
+        self.pool.granule = self._choose_granule()
         regrouping = bool(self._expected) and now < self._regroup_until
         queue = sorted(self._waiting.values(), key=lambda receiver: (-receiver.watermark, receiver.order))
         for receiver in queue:
@@ -262,6 +262,10 @@ class Broadcast:
 
         return self.pool.choose(receiver.member.nic, self.size - receiver.watermark, now, acceptable)
 
+    def _choose_granule(self) -> int:
+        """The tree may come to span the cluster as it is now; a granule for that depth costs shallow trees nothing."""
+        return choose_granule(self.size, len(self._members) - 1, self._bandwidth, self._world.settings)
+
     def _stream(self, receiver: Receiver, plan: Plan) -> None:
         member, sender = receiver.member, self._members[plan.sender]
         receiver.state = State.STREAMING
@@ -288,7 +292,7 @@ class Broadcast:
                 self.layout,
                 plan.sender,
                 sender.address,
-                self._granule,
+                self.pool.granule,
                 plan.rate,
             ),
         )
