@@ -1,5 +1,283 @@
-"""`hoplite simulate …`: the protocol on a virtual network, from the command line."""
+"""`hoplite simulate …`: the protocol on a virtual network, from the command line.
+
+Each command reads its options into a `Scenario`, runs it, and shows the result: for people, or with `--json` as one
+object. Hosts are numbered from 0; 0 is the source of a broadcast and the receiver of a gather.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console, RenderableType
+from rich.progress import Progress
+
+from hoplite_ucx.cli.quantities import (
+    bandwidth_option,
+    duration_option,
+    parse_bandwidth,
+    parse_duration,
+    size_option,
+)
+from hoplite_ucx.cli.render import broadcast_report, gather_report
+from hoplite_ucx.simulate import measure
+from hoplite_ucx.simulate.cluster import Shape
+from hoplite_ucx.simulate.measure import Arrivals, Kill, Pattern, Result, Scenario, Span, StaticResult
+from hoplite_ucx.simulate.static import STATIC_TREES
 
 app = typer.Typer(name="simulate", help="Run the protocol on a virtual network.", no_args_is_help=True)
+
+Nodes = Annotated[int, typer.Option(help="How many hosts, the source included.")]
+Size = Annotated[int, typer.Option(parser=size_option, help="Size of each object.")]
+Bandwidth = Annotated[float, typer.Option(parser=bandwidth_option, help="Rate of every host's network card.")]
+Latency = Annotated[float, typer.Option(parser=duration_option, help="Latency between any two hosts.")]
+Handover = Annotated[float, typer.Option(parser=duration_option, help="Delay until a received chunk can be forwarded.")]
+ArrivalsText = Annotated[
+    str,
+    typer.Option(
+        "--arrivals",
+        metavar="together|every D|random D",
+        help="When the receivers ask; D is a duration, or a part of the limit like 30%.",
+    ),
+]
+KillTexts = Annotated[
+    list[str] | None,
+    typer.Option("--kill", metavar="HOST@WHEN", help="Kill a process: 4@40%, 4@0.2s, source@50%. Repeatable."),
+]
+UnplugTexts = Annotated[
+    list[str] | None,
+    typer.Option("--unplug", metavar="HOST@WHEN", help="Cut a host off without a word, like --kill. Repeatable."),
+]
+SlowTexts = Annotated[
+    list[str] | None,
+    typer.Option("--slow", metavar="HOST=RATE", help="A host with another rate: 5=500mbit. Repeatable."),
+]
+Seed = Annotated[int, typer.Option(help="Everything random follows from it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+# Typer reads these defaults with the option's parser, as if they had been typed.
+_SIZE: Any = "64MiB"
+_BANDWIDTH: Any = "1gbit"
+_LATENCY: Any = "100us"
+_HANDOVER: Any = "150us"
+
+
+@app.command()
+def broadcast(
+    nodes: Nodes = 8,
+    size: Size = _SIZE,
+    bandwidth: Bandwidth = _BANDWIDTH,
+    latency: Latency = _LATENCY,
+    handover: Handover = _HANDOVER,
+    arrivals: ArrivalsText = "together",
+    kill: KillTexts = None,
+    unplug: UnplugTexts = None,
+    slow: SlowTexts = None,
+    copies: Annotated[int, typer.Option(help="How many hosts have the object already, the source first.")] = 1,
+    put_again: Annotated[
+        bool, typer.Option("--put-again", help="If the object is lost, put it again and let everyone ask again.")
+    ] = False,
+    compare_static: Annotated[
+        bool, typer.Option("--compare-static", help="Run chain, binomial, k-ary and star trees as well.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Send one object from host 0 to all others."""
+    shape = _shape(nodes, size, bandwidth, latency, handover, slow)
+    scenario = _scenario(shape, size, arrivals, _kills(kill, unplug), seed, copies, put_again)
+    result = measure.broadcast(scenario)
+    static = _static_trees(scenario) if compare_static else []
+    if as_json:
+        figures = _figures(scenario, result)
+        if result.again is not None:
+            figures["again"] = _timed(result.again)
+        if static:
+            figures["static"] = [_static_figures(tree, result) for tree in static]
+        typer.echo(json.dumps(figures))
+    else:
+        _show(broadcast_report(scenario, result, static))
+    _finish(result)
+
+
+@app.command()
+def gather(
+    nodes: Nodes = 8,
+    size: Size = _SIZE,
+    bandwidth: Bandwidth = _BANDWIDTH,
+    latency: Latency = _LATENCY,
+    handover: Handover = _HANDOVER,
+    arrivals: ArrivalsText = "together",
+    kill: KillTexts = None,
+    unplug: UnplugTexts = None,
+    slow: SlowTexts = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Get one object from every other host to host 0."""
+    kills = _kills(kill, unplug)
+    if any(each.host == measure.SOURCE for each in kills):
+        raise typer.BadParameter("host 0 does the gathering; kill one of the others")
+    shape = _shape(nodes, size, bandwidth, latency, handover, slow)
+    scenario = _scenario(shape, size, arrivals, kills, seed)
+    result = measure.gather(scenario)
+    if as_json:
+        typer.echo(json.dumps(_figures(scenario, result)))
+    else:
+        _show(gather_report(scenario, result))
+    _finish(result)
+
+
+# --- what was asked --------------------------------------------------------------------------------------------
+
+
+def _shape(nodes: int, size: int, bandwidth: float, latency: float, handover: float, slow: list[str] | None) -> Shape:
+    return Shape(
+        nodes=nodes,
+        bandwidth=bandwidth,
+        latency=latency,
+        handover=handover,
+        rates=dict(_rate(text) for text in slow or ()),
+        memory=nodes * size,  # enough for every object at once: a store that is full is another experiment
+    )
+
+
+def _scenario(
+    shape: Shape,
+    size: int,
+    arrivals: str,
+    kills: tuple[Kill, ...],
+    seed: int,
+    copies: int = 1,
+    put_again: bool = False,
+) -> Scenario:
+    try:
+        return Scenario(
+            shape=shape,
+            size=size,
+            arrivals=_arrivals(arrivals),
+            kills=kills,
+            copies=copies,
+            put_again=put_again,
+            seed=seed,
+        )
+    except ValueError as refusal:
+        raise typer.BadParameter(str(refusal)) from None
+
+
+def _arrivals(text: str) -> Arrivals:
+    pattern, _, span = text.strip().partition(" ")
+    if pattern == Pattern.TOGETHER and not span:
+        return Arrivals()
+    if pattern not in (Pattern.EVERY, Pattern.RANDOM) or not span:
+        raise ValueError(f"{text!r} are no arrivals; write together, every 10ms, every 30% or random 2s")
+    return Arrivals(Pattern(pattern), _span(span))
+
+
+def _span(text: str) -> Span:
+    text = text.strip()
+    if not text.endswith("%"):
+        return Span(parse_duration(text))
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text[:-1], re.ASCII):
+        raise ValueError(f"{text!r} is not a part of the limit; write it like 40%")
+    return Span(float(text[:-1]) / 100, of_limit=True)
+
+
+def _kills(kill: list[str] | None, unplug: list[str] | None) -> tuple[Kill, ...]:
+    return tuple(_kill(text, unplug=quiet) for quiet, texts in ((False, kill), (True, unplug)) for text in texts or ())
+
+
+def _kill(text: str, *, unplug: bool) -> Kill:
+    host, separator, when = text.partition("@")
+    try:
+        if not separator:
+            raise ValueError(f"{text!r} does not say when; write it like 4@40%, 4@0.2s or source@50%")
+        return Kill(measure.SOURCE if host == "source" else _host(host), _span(when), unplug)
+    except ValueError as refusal:
+        raise typer.BadParameter(str(refusal), param_hint="--unplug" if unplug else "--kill") from None
+
+
+def _rate(text: str) -> tuple[int, float]:
+    host, separator, rate = text.partition("=")
+    try:
+        if not separator:
+            raise ValueError(f"{text!r} does not say how slow; write it like 5=500mbit")
+        return _host(host), parse_bandwidth(rate)
+    except ValueError as refusal:
+        raise typer.BadParameter(str(refusal), param_hint="--slow") from None
+
+
+def _host(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
+        raise ValueError(f"{text!r} is not a host; write its number, like 4")
+    return int(text)
+
+
+# --- what is answered ------------------------------------------------------------------------------------------
+
+
+def _static_trees(scenario: Scenario) -> list[StaticResult]:
+    with Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
+        task = bar.add_task("static trees", total=len(STATIC_TREES))
+        return measure.static_trees(scenario, lambda name: bar.update(task, advance=1, description=name))
+
+
+def _show(report: Iterable[RenderableType]) -> None:
+    console = Console(highlight=False)
+    for part in report:
+        console.print(part)
+
+
+def _finish(result: Result) -> None:
+    """A get that never ended is a fault of the protocol, unless it asked for what was lost before."""
+    if result.unanswered and not result.failures:
+        raise typer.Exit(1)
+
+
+def _timed(result: Result) -> dict[str, Any]:
+    return {"seconds": result.seconds, "limit_seconds": result.limit_seconds, "ratio": result.ratio}
+
+
+def _figures(scenario: Scenario, result: Result) -> dict[str, Any]:
+    shape, loss = scenario.shape, result.loss
+    return {
+        **_timed(result),
+        "finished_seconds": result.finished,
+        "nodes": shape.nodes,
+        "size": scenario.size,
+        "bandwidth": shape.bandwidth,
+        "latency": shape.latency,
+        "handover": shape.handover,
+        "seed": scenario.seed,
+        "gets": [
+            {
+                "host": ending.host,
+                "asked": ending.asked,
+                "seconds": ending.seconds,
+                "limit_seconds": ending.limit_seconds,
+                "ratio": ending.ratio,
+                "failure": ending.failure.kind.value if ending.failure else None,
+            }
+            for ending in result.endings
+        ],
+        "tree": result.edges,
+        "moves": [asdict(move) for move in result.moves],
+        "killed": [asdict(killed) for killed in result.killed],
+        "unanswered": result.unanswered,
+        "loss": {"calm_seconds": loss.calm_seconds, "worst": loss.worst, "by_host": loss.by_host} if loss else None,
+        "events": result.events,
+    }
+
+
+def _static_figures(tree: StaticResult, result: Result) -> dict[str, Any]:
+    return {
+        "tree": tree.name,
+        "at_once": tree.at_once,
+        "seconds": tree.seconds,
+        "ratio": tree.seconds / result.limit_seconds,
+        "to_ours": tree.seconds / result.seconds,
+    }

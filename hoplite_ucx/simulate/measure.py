@@ -17,6 +17,7 @@ from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import Got
 from hoplite_ucx.protocol.ids import NodeId, identity_of
 from hoplite_ucx.protocol.messages import Place, ToDirectory, ToNode
+from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.static import STATIC_TREES, static_cluster
@@ -66,8 +67,11 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
+    """A process that is killed, or a host that is unplugged: then nobody is told, and its silence must be noticed."""
+
     host: int
     at: Span
+    unplug: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +86,16 @@ class Scenario:
     put_again: bool = False
     """If the object is lost, its source comes back and puts it again, and everyone asks again."""
     absent: frozenset[int] = frozenset()
-    """Hosts that do not ask."""
+    """Receivers that do not ask."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         nodes = self.shape.nodes
         if nodes < 2:
-            raise ValueError(f"{nodes} hosts are too few: it takes a sender and a receiver")
-        if self.size < 1:
-            raise ValueError("an object of 0 bytes has nothing to transfer")
+            raise ValueError(f"{nodes} hosts are too few: it takes at least 2, a sender and a receiver")
+        largest = Settings().max_object
+        if not 1 <= self.size <= largest:
+            raise ValueError(f"an object of {self.size} bytes cannot be transferred; it has 1 to {largest}")
         if not 1 <= self.copies < nodes:
             raise ValueError(f"{self.copies} copies among {nodes} hosts leave no receiver; keep 1 to {nodes - 1}")
         for what, hosts in (("kill", [kill.host for kill in self.kills]), ("slow", list(self.shape.rates))):
@@ -102,14 +107,10 @@ class Scenario:
     def slow(self) -> frozenset[int]:
         return frozenset(host for host, rate in self.shape.rates.items() if rate < self.shape.bandwidth)
 
-    def calm(self) -> Scenario | None:
-        """The same without what disturbs it: nobody is killed, slow hosts do not ask. None if nothing does."""
-        slow_receivers = frozenset(host for host in self.slow if host >= self.copies)
-        if not self.kills and not slow_receivers:
-            return None
-        if len(slow_receivers) == self.shape.nodes - self.copies:
-            slow_receivers = frozenset()
-        return replace(self, kills=(), absent=self.absent | slow_receivers)
+    def without_slow(self) -> Scenario:
+        """The same, but slow hosts do not ask: what the others can then reach is what they should."""
+        receivers = frozenset(range(self.copies, self.shape.nodes))
+        return replace(self, absent=self.slow & receivers) if receivers - self.slow else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,15 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Killed:
+    """A host that was killed, and how long after that the first receiver it had fed was given another sender."""
+
+    host: int
+    at: float
+    noticed_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
     """What the others lost by a disturbance: per host, against the same run without it."""
 
@@ -156,9 +166,9 @@ class Result:
     limit_seconds: float
     endings: tuple[Ending, ...]
     edges: tuple[tuple[int, int], ...]
-    """Who sent to whom in the end."""
+    """Who sent to whom in the end, as far as the object arrived."""
     moves: tuple[Move, ...]
-    killed: tuple[int, ...]
+    killed: tuple[Killed, ...]
     unanswered: tuple[int, ...]
     """Hosts whose get had no answer when the run was given up."""
     events: int
@@ -194,16 +204,14 @@ class StaticResult:
 
 def broadcast(scenario: Scenario) -> Result:
     """One object, from the source to every other host."""
-    return _with_loss(scenario, lambda scenario: _broadcast(scenario, VirtualCluster))
+    calm = replace(scenario.without_slow(), kills=())
+    return _with_loss(scenario, calm, lambda scenario: _broadcast(scenario, VirtualCluster))
 
 
 def gather(scenario: Scenario) -> Result:
     """One object from every other host, to host 0."""
-    if scenario.copies != 1 or scenario.put_again:
-        raise ValueError("a gather takes one object from each host: copies and putting again belong to broadcasts")
-    if any(kill.host == SOURCE for kill in scenario.kills):
-        raise ValueError("host 0 does the gathering; kill one of the others")
-    return _with_loss(scenario, _gather)
+    calm = replace(scenario, kills=(), shape=replace(scenario.shape, rates={}))
+    return _with_loss(scenario, calm, _gather)
 
 
 def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
@@ -218,9 +226,9 @@ def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda 
     return sorted(results, key=lambda result: result.seconds)
 
 
-def _with_loss(scenario: Scenario, run: Callable[[Scenario], Result]) -> Result:
-    result, calm = run(scenario), scenario.calm()
-    if calm is None:
+def _with_loss(scenario: Scenario, calm: Scenario, run: Callable[[Scenario], Result]) -> Result:
+    result = run(scenario)
+    if calm == scenario:
         return result
     undisturbed = run(calm)
     before = {ending.host: ending.seconds for ending in undisturbed.endings}
@@ -246,11 +254,13 @@ def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result
     result = _Run(cluster, scenario, limit).measure([_Get(host, host, ref, put.token) for host in receivers])
     if not scenario.put_again or not result.failures:
         return result
-    if not cluster.slots[SOURCE].alive:
+    dead = {killed.host for killed in result.killed}
+    if SOURCE in dead:
+        cluster.slots[SOURCE].kill()  # one that was only unplugged
         cluster.restart(SOURCE)
     put = _put(cluster, SOURCE, ref, size)
     _settle(cluster, [put])
-    survivors = [_Get(host, host, ref, put.token) for host in receivers if cluster.slots[host].alive]
+    survivors = [_Get(host, host, ref, put.token) for host in receivers if host not in dead]
     once_more = replace(scenario, arrivals=Arrivals(), kills=())
     return replace(result, again=_Run(cluster, once_more, limit).measure(survivors))
 
@@ -259,7 +269,7 @@ def _gather(scenario: Scenario) -> Result:
     shape, size = scenario.shape, scenario.size
     cluster = VirtualCluster(shape, scenario.seed)
     _settle(cluster, [])
-    sources = [host for host in range(1, shape.nodes) if host not in scenario.absent]
+    sources = range(1, shape.nodes)
     refs = [cluster.new_ref() for _ in sources]
     puts = [_put(cluster, host, ref, size) for host, ref in zip(sources, refs, strict=True)]
     _settle(cluster, puts)
@@ -302,14 +312,14 @@ class _Run:
         self._calls: dict[_Get, Call] = {}
         self._senders: dict[tuple[int, bytes], int] = {}
         self._moves: list[Move] = []
-        self._killed: list[int] = []
+        self._killed: dict[int, float] = {}
 
     def measure(self, gets: list[_Get]) -> Result:
         cluster, scenario = self._cluster, self._scenario
         arrivals = scenario.arrivals.times(len(gets), self._limit, scenario.seed)
         self._pending = dict.fromkeys(gets)
         handles = [
-            *(cluster.clock.after(kill.at.seconds(self._limit), self._kill, kill.host) for kill in scenario.kills),
+            *(cluster.clock.after(kill.at.seconds(self._limit), self._kill, kill) for kill in scenario.kills),
             *(cluster.clock.after(at, self._ask, get) for get, at in zip(gets, arrivals, strict=True)),
         ]
         cluster.observers.append(self)
@@ -323,12 +333,13 @@ class _Run:
         for handle in handles:
             handle.cancel()
         asked = dict(zip(gets, arrivals, strict=True))
+        arrived = [(get.asker, get.ref) for get, call in self._calls.items() if isinstance(call.answer, Got)]
         return Result(
             limit_seconds=self._limit,
             endings=tuple(self._ending(get, call, asked[get]) for get, call in self._calls.items() if call.answer),
-            edges=tuple((sender, receiver) for (receiver, _), sender in self._senders.items()),
+            edges=tuple((self._senders[key], key[0]) for key in arrived if key in self._senders),
             moves=tuple(self._moves),
-            killed=tuple(self._killed),
+            killed=tuple(Killed(host, at, self._noticed_after(host, at)) for host, at in self._killed.items()),
             unanswered=tuple(get.host for get in self._pending),
             events=events,
         )
@@ -337,13 +348,20 @@ class _Run:
         if get in self._pending:
             self._calls[get] = self._cluster.get(get.asker, get.ref)
 
-    def _kill(self, host: int) -> None:
-        node = self._cluster.slots[host]
-        if node.alive:
+    def _kill(self, kill: Kill) -> None:
+        node = self._cluster.slots[kill.host]
+        if kill.host in self._killed or not node.alive:
+            return
+        if kill.unplug:
+            self._cluster.network.isolate(node.host)
+        else:
             node.kill()
-            self._killed.append(host)
-            for get in [get for get in self._pending if get.asker == host]:
-                del self._pending[get]
+        self._killed[kill.host] = self._cluster.clock.now - self._began
+        for get in [get for get in self._pending if get.asker == kill.host]:
+            del self._pending[get]
+
+    def _noticed_after(self, host: int, at: float) -> float | None:
+        return min((move.at - at for move in self._moves if move.old == host and move.at >= at), default=None)
 
     def _ending(self, get: _Get, call: Call, asked: float) -> Ending:
         assert call.ended is not None

@@ -1,0 +1,198 @@
+"""How simulated transfers look on a terminal: one headline, what happened on the way, the tree, a small table.
+
+Trees stay readable whatever their size: a run of hosts with one child each stands on one line, shortened in the
+middle, and so do siblings that feed nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
+from hoplite_ucx.simulate.measure import Ending, Result, Scenario, StaticResult
+
+_DIGITS = 3
+# As many hosts as fit on one line; of more, the first and last few are shown.
+_HOSTS_IN_LINE = 14
+_SHOWN_FIRST = 3
+_SHOWN_LAST = 1
+# As many receivers as are listed one by one; of more, the fastest, the median and the slowest are.
+_LISTED = 16
+
+
+def broadcast_report(scenario: Scenario, result: Result, static: Sequence[StaticResult]) -> Iterator[RenderableType]:
+    shape = scenario.shape
+    receivers = shape.nodes - scenario.copies
+    source = "host 0" if scenario.copies == 1 else f"{scenario.copies} copies"
+    yield _title(f"broadcast of {format_size(scenario.size)} from {source} to {_hosts(receivers)}", scenario)
+    yield _headline(result)
+    yield from _incidents(scenario, result)
+    yield Padding(_tree(scenario, result) if result.edges else "", (1, 0, 1, 2), expand=False)
+    yield _receivers(result)
+    if result.again is not None:
+        yield Text.assemble("\nput again, and everyone asked again: ", _verdict(result.again))
+        yield from _unanswered(result.again)
+    if static:
+        yield Text("")
+        yield _comparison(result, static)
+
+
+def gather_report(scenario: Scenario, result: Result) -> Iterator[RenderableType]:
+    sources = scenario.shape.nodes - 1
+    yield _title(f"gather of {format_size(scenario.size)} from each of {_hosts(sources)} to host 0", scenario)
+    yield _headline(result)
+    yield from _incidents(scenario, result)
+    if result.edges:
+        line = Text("0 ← ").append_text(_joined(scenario, result, [sender for sender, _ in result.edges], " · "))
+        yield Padding(line, (1, 0, 1, 2), expand=False)
+    yield _receivers(result, "from host")
+
+
+def _title(what: str, scenario: Scenario) -> Text:
+    shape = scenario.shape
+    link = f"{format_bandwidth(shape.bandwidth)}, latency {format_duration(shape.latency)}"
+    return Text.assemble((what, "bold"), (f"\n{link}, hand-over {format_duration(shape.handover)}\n", "dim"))
+
+
+def _headline(result: Result) -> Text:
+    return Text.assemble("  ", _verdict(result))
+
+
+def _verdict(result: Result) -> Text:
+    if result.endings and len(result.failures) == len(result.endings):
+        return Text(f"every get failed, the last one after {_time(result.seconds)}", "bold red")
+    style = "bold green" if not result.failures else "bold yellow"
+    return Text.assemble(
+        (_time(result.seconds), style),
+        f"   {result.ratio:.3f} × the limit of {_time(result.limit_seconds)}",
+    )
+
+
+def _incidents(scenario: Scenario, result: Result) -> Iterator[Text]:
+    for killed in result.killed:
+        noticed = f", noticed {_time(killed.noticed_after)} later" if killed.noticed_after is not None else ""
+        yield Text.assemble(("  ✗ ", "red"), f"host {killed.host} died at {_time(killed.at)}{noticed}")
+    for host in {kill.host for kill in scenario.kills} - {killed.host for killed in result.killed}:
+        yield Text(f"    host {host} was not killed: everyone was done before")
+    for move in result.moves[:_LISTED]:
+        yield Text.assemble(
+            ("  ↪ ", "cyan"),
+            f"host {move.host} went on behind host {move.new} instead of {move.old} at {_time(move.at)}",
+        )
+    if len(result.moves) > _LISTED:
+        yield Text(f"    and {len(result.moves) - _LISTED} more moves")
+    for text in dict.fromkeys(str(failure) for failure in result.failures.values()):
+        count = sum(str(failure) == text for failure in result.failures.values())
+        yield Text.assemble(("  ! ", "red"), f"{_gets(count)} failed: {text}")
+    if result.loss is not None and result.loss.by_host:
+        lost = f"the others lost at most {_time(max(0.0, result.loss.worst))}"
+        yield Text.assemble(("  = ", "green"), f"{lost} (undisturbed: {_time(result.loss.calm_seconds)})")
+    yield from _unanswered(result)
+
+
+def _unanswered(result: Result) -> Iterator[Text]:
+    if result.unanswered:
+        yield Text(f"  ! {_gets(len(result.unanswered))} had no answer in the end", "bold red")
+
+
+def _receivers(result: Result, what: str = "host") -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("", what, "asked at", "took", "× limit"):
+        table.add_column(column, justify="right")
+    endings = sorted(result.endings, key=lambda ending: ending.host)
+    if len(endings) <= _LISTED:
+        for ending in endings:
+            _row(table, "", ending)
+    else:
+        ordered = sorted(endings, key=lambda ending: ending.seconds)
+        _row(table, "fastest", ordered[0])
+        table.add_row("median", "", "", _time(median(ending.seconds for ending in endings)), "")
+        _row(table, "slowest", ordered[-1])
+    return table
+
+
+def _row(table: Table, label: str, ending: Ending) -> None:
+    outcome = f"{ending.ratio:.3f}" if ending.failure is None else Text(ending.failure.kind.value, "red")
+    table.add_row(label, str(ending.host), _time(ending.asked), _time(ending.seconds), outcome)
+
+
+def _comparison(result: Result, static: Sequence[StaticResult]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("tree")
+    for column in ("took", "× limit", "× ours"):
+        table.add_column(column, justify="right")
+    table.add_column("children served")
+    rows = [(tree.seconds, tree.name, "at once" if tree.at_once else "one by one", "") for tree in static]
+    rows.append((result.seconds, "ours", "as planned", "bold green"))
+    for seconds, name, served, style in sorted(rows, key=lambda row: (row[0], not row[3])):
+        ratios = (f"{seconds / result.limit_seconds:.3f}", f"{seconds / result.seconds:.3f}")
+        table.add_row(name, _time(seconds), *ratios, served, style=style)
+    return table
+
+
+# --- trees -----------------------------------------------------------------------------------------------------
+
+
+def _tree(scenario: Scenario, result: Result) -> RenderableType:
+    children: dict[int, list[int]] = {}
+    for sender, receiver in result.edges:
+        children.setdefault(sender, []).append(receiver)
+    receivers = {receiver for _, receiver in result.edges}
+
+    def branch(host: int) -> Tree:
+        run = [host]
+        while len(below := children.get(run[-1], [])) == 1:
+            run.append(below[0])
+        tree = Tree(_joined(scenario, result, run, " → "), guide_style="dim")
+        for child in below:
+            if child in children:
+                tree.add(branch(child))
+        if leaves := [child for child in below if child not in children]:
+            tree.add(_joined(scenario, result, leaves, " · "))
+        return tree
+
+    roots = [branch(host) for host in children if host not in receivers]
+    if len(roots) == 1:
+        return roots[0]
+    forest = Tree("", hide_root=True)
+    forest.children = roots
+    return forest
+
+
+def _joined(scenario: Scenario, result: Result, hosts: list[int], joint: str) -> Text:
+    shown: list[int | None] = [*hosts]
+    if len(hosts) > _HOSTS_IN_LINE:
+        shown = [*hosts[:_SHOWN_FIRST], None, *hosts[-_SHOWN_LAST:]]
+    text = Text(joint).join([_host(scenario, result, host) for host in shown])
+    if len(hosts) > _HOSTS_IN_LINE:
+        text.append(f"   ({_hosts(len(hosts))})", "dim")
+    return text
+
+
+def _host(scenario: Scenario, result: Result, host: int | None) -> Text:
+    if host is None:
+        return Text("…", "dim")
+    if any(killed.host == host for killed in result.killed):
+        return Text(f"{host} ✗", "red")
+    if host in scenario.slow:
+        return Text(f"{host} ({format_bandwidth(scenario.shape.rates[host])})", "yellow")
+    return Text(str(host))
+
+
+def _time(seconds: float) -> str:
+    return format_duration(seconds, _DIGITS)
+
+
+def _hosts(count: int) -> str:
+    return "1 host" if count == 1 else f"{count} hosts"
+
+
+def _gets(count: int) -> str:
+    return "1 get" if count == 1 else f"{count} gets"
