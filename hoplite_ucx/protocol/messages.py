@@ -19,6 +19,7 @@ PROTOCOL = 1
 """Raised whenever two builds could misunderstand each other; compared in the handshake."""
 
 MAX_FRAME = 64 << 20
+MAX_LAYOUT = 1 << 20
 _MAX_LIST = 1_000_000
 
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -27,7 +28,7 @@ Call: TypeAlias = Annotated[CallId, Meta(ge=0, lt=1 << 62)]
 Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e15)]
 """Bytes a second; bounded because rates are added up, and infinities would never go away again."""
 Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
-Layout: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
+Layout: TypeAlias = Annotated[bytes, Meta(max_length=MAX_LAYOUT)]
 Data: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 Refs: TypeAlias = Annotated[tuple[Ref, ...], Meta(max_length=_MAX_LIST)]
 

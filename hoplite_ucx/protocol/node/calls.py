@@ -20,7 +20,7 @@ from hoplite_ucx.protocol.events import (
     Waited,
 )
 from hoplite_ucx.protocol.ids import REF_BYTES, CallId, StreamId, Version, label
-from hoplite_ucx.protocol.messages import Aborted, Completed, Delete, Put, PutAccepted, Unwatch, Watch
+from hoplite_ucx.protocol.messages import MAX_LAYOUT, Aborted, Completed, Delete, Put, PutAccepted, Unwatch, Watch
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching, store_full
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase, Request
@@ -64,6 +64,8 @@ class Calls:
             self._refuse(call.call, f"a size of {call.size} is not within 0 and {settings.max_object}", call.ref)
         elif call.data is not None and (len(call.data) != call.size or call.size > settings.inline_limit):
             self._refuse(call.call, f"{len(call.data)} bytes came for an object of {call.size}", call.ref)
+        elif len(call.layout) > MAX_LAYOUT:
+            self._refuse(call.call, f"a layout of {len(call.layout)} bytes is over the limit of {MAX_LAYOUT}", call.ref)
         else:
             put = self.puts[call.call] = PendingPut(call)
             self._set_deadline(call.call, call.deadline)
