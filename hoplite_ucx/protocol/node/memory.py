@@ -200,6 +200,7 @@ class Memory:
     def doom(self, holding: Holding) -> None:
         """The holding is over; its memory goes as soon as nothing touches it."""
         holding.doomed = True
+        holding.evicting = False  # the answer would find nothing, and others wait for it
         if holding.version is not None and self.holdings.get(holding.version) is holding:
             del self.holdings[holding.version]
             versions = self._by_ref[holding.ref]
