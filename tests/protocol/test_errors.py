@@ -1,0 +1,63 @@
+import inspect
+
+import msgspec
+import pytest
+
+from hoplite_ucx.protocol import errors
+from hoplite_ucx.protocol.errors import (
+    ClosedError,
+    Failure,
+    FailureKind,
+    GetTimeoutError,
+    HopliteError,
+    InvalidRequestError,
+    ObjectDeletedError,
+    ObjectLostError,
+    PutAbortedError,
+    StaleError,
+    StoreFullError,
+)
+from tests.protocol.harness import ref
+
+EXCEPTIONS = [
+    (FailureKind.LOST, ObjectLostError),
+    (FailureKind.ABORTED, PutAbortedError),
+    (FailureKind.DELETED, ObjectDeletedError),
+    (FailureKind.TIMEOUT, GetTimeoutError),
+    (FailureKind.STORE_FULL, StoreFullError),
+    (FailureKind.INVALID, InvalidRequestError),
+    (FailureKind.STALE, StaleError),
+    (FailureKind.CLOSED, ClosedError),
+]
+
+
+def test_every_kind_and_every_exception_stands_in_the_table() -> None:
+    assert {kind for kind, _ in EXCEPTIONS} == set(FailureKind)
+    defined = {value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, HopliteError)}
+    assert {exception for _, exception in EXCEPTIONS} == defined - {HopliteError}
+
+
+@pytest.mark.parametrize(("kind", "exception"), EXCEPTIONS)
+def test_an_exception_names_ref_peer_and_remedy(kind: FailureKind, exception: type[HopliteError]) -> None:
+    name = bytes.fromhex("c0ffee00" + "11" * 12)
+    error = Failure(kind, "it broke", "mend it", name, "node-7").exception()
+    assert type(error) is exception
+    assert str(error) == "object c0ffee00: it broke (peer node-7); mend it"
+    assert (error.ref, error.peer, error.remedy) == (name, "node-7", "mend it")
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    assert str(Failure(FailureKind.CLOSED, "closed", "open it").exception()) == "closed; open it"
+
+
+@pytest.mark.parametrize(("kind", "exception"), EXCEPTIONS)
+def test_a_failure_survives_the_wire(kind: FailureKind, exception: type[HopliteError]) -> None:
+    failure = Failure(kind, "it broke", "mend it", ref(1), "node-7")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(failure), type=Failure) == failure
+
+
+def test_callers_may_catch_what_python_calls_it() -> None:
+    assert issubclass(GetTimeoutError, TimeoutError)
+    assert issubclass(StoreFullError, MemoryError)
+    assert issubclass(InvalidRequestError, ValueError)
+    assert issubclass(PutAbortedError, ObjectLostError)
