@@ -8,6 +8,7 @@ everything is deleted and nothing may be left.
 
 from __future__ import annotations
 
+import enum
 import random
 import traceback
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from dataclasses import dataclass, field
 from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import GetCall, Got, PutCall, WaitCall
-from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.messages import Completed, ToDirectory, ToNode
+from hoplite_ucx.protocol.ids import NodeId, identity_of
+from hoplite_ucx.protocol.messages import Completed, Place, ToDirectory, ToNode
 from hoplite_ucx.protocol.settings import KIB
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
@@ -28,6 +29,14 @@ _GRANULE = 512 * KIB
 _STORM = 1.2
 _LOOK_EVERY = 0.1
 _MAX_EVENTS = 400_000
+
+
+class Ambush(enum.Enum):
+    """Faults that wait for the moment at which they hurt most."""
+
+    COMPLETION = "completion"
+    PLACEMENT = "placement"
+    TRANSFER = "transfer"
 
 
 @dataclass(slots=True)
@@ -108,7 +117,7 @@ class Chaos:
         self._refs = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self._some_size() for ref in self._refs}
         self._retries = rng.random() < 0.7  # users put again what was lost, at once
-        self._ambush = self._stormy and rng.random() < 0.25
+        self._ambush = rng.choice(list(Ambush)) if self._stormy and rng.random() < 0.5 else None
 
     def run(self) -> None:
         self._quiet_start()
@@ -224,33 +233,60 @@ class Chaos:
     # --- what it watches for -----------------------------------------------------------------------------------
 
     def answered(self, call: Call) -> None:
-        """A user whose get failed with a loss does what the error says: put again, and get."""
+        """A user whose get failed does something about it: puts the lost object again, or goes on with another."""
         if not (self._retries and self.cluster.clock.now < _STORM and isinstance(call.event, GetCall)):
             return
-        if call.failure is not None and call.failure.kind in (FailureKind.LOST, FailureKind.ABORTED):
-            delay = self._random.choice((0.0, 0.002, 0.1))
-            self.cluster.clock.after(delay, self._put, call.event.ref)
-            self.cluster.clock.after(delay, self._get, call.event.ref, int(call.node.host[1:]))
+        failure, ref = call.failure, call.event.ref
+        index = int(call.node.host[1:])
+        delay = self._random.choice((0.0, 0.002, 0.1))
+        if failure is not None and failure.kind in (FailureKind.LOST, FailureKind.ABORTED):
+            self.cluster.clock.after(delay, self._put, ref, self._random.choice((index, None)))
+            self.cluster.clock.after(delay, self._get, ref, index)
+        elif failure is not None and failure.kind is FailureKind.DELETED:
+            self.cluster.clock.after(delay, self._put, self._some_ref(), index)
 
     def directory_says(self, node: NodeId, message: ToNode) -> None:
-        """Nothing the directory says changes the weather."""
+        if self._ambush is Ambush.PLACEMENT and isinstance(message, Place):
+            self._ambush_placement(self.cluster.nodes[identity_of(node)], message)
+        elif self._ambush is Ambush.TRANSFER and isinstance(message, Place):
+            self._ambush = None
+            transfer = message.size / _BANDWIDTH
+            self.cluster.clock.after(self._random.random() * transfer, self._delete, message.version.ref)
 
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
-        """The ambush: the moment one node completes, everyone else who is complete dies and its word is held up."""
-        if not (self._ambush and isinstance(message, Completed)):
+        if self._ambush is Ambush.COMPLETION and isinstance(message, Completed):
+            self._ambush_completion(node, message)
+
+    def _ambush_completion(self, node: VirtualNode, message: Completed) -> None:
+        """The one other complete copy dies, and the word of the new one is held up: is the object taken for lost?"""
+        others = self._complete_elsewhere(message.version.ref, node)
+        if len(others) == 1:
+            self._ambush = None
+            self._cut(node.host, "directory", for_seconds=self._random.choice((0.01, 0.1)))
+            self.cluster.clock.after(0.0, self._kill_node, others[0])
+
+    def _ambush_placement(self, node: VirtualNode, message: Place) -> None:
+        """The receiver is cut off with its request on the way, and the object is lost and put again meanwhile: when
+        the request arrives, its sender has another version."""
+        sender = self.cluster.nodes[identity_of(message.sender)]
+        roots = self._complete_elsewhere(message.version.ref, node)
+        if not roots or sender in roots:
             return
-        others = [
+        self._ambush = None
+        absence = 1.3 * self.cluster.settings.lease + 0.2
+        clock, network = self.cluster.clock, self.cluster.network
+        self._fault(f"cut off {node.host} for {absence:.3f}", None)
+        clock.after(1.5 * self.cluster.shape.latency, network.isolate, node.host)
+        clock.after(absence, network.restore, node.host)
+        for root in roots:
+            clock.after(2 * self.cluster.shape.latency, self._kill_node, root)
+
+    def _complete_elsewhere(self, ref: bytes, node: VirtualNode) -> list[VirtualNode]:
+        return [
             other
             for other in self.cluster.slots
-            if other.alive and other is not node and other.machine.memory.complete_copy(message.version.ref)
+            if other.alive and other is not node and other.machine.memory.complete_copy(ref)
         ]
-        if len(others) == 1:
-            self._ambush = False
-            self.cluster.network.cut(node.host, "directory")
-            self.cluster.clock.after(
-                self._random.choice((0.01, 0.1)), self.cluster.network.heal, node.host, "directory"
-            )
-            self.cluster.clock.after(0.0, self._kill_node, others[0])
 
     # --- users -------------------------------------------------------------------------------------------------
 
@@ -264,9 +300,10 @@ class Chaos:
             self._delete,
         ]
 
-    def _put(self, ref: bytes) -> None:
-        index = self._some_living_node()
+    def _put(self, ref: bytes, index: int | None = None) -> None:
         if index is None:
+            index = self._some_living_node()
+        if index is None or not self.cluster.slots[index].alive:
             return
         if self._random.random() < 0.2:
             self._sizes[ref] = self._some_size()  # put again with other bytes
@@ -286,10 +323,10 @@ class Chaos:
             refs = tuple(self._random.sample(self._refs, self._random.randint(1, len(self._refs))))
             self.cluster.wait(index, refs, self._random.randint(1, len(refs)), timeout=self._random.choice((None, 0.3)))
 
-    def _delete(self) -> None:
+    def _delete(self, ref: bytes | None = None) -> None:
         index = self._some_living_node()
         if index is not None:
-            ref = self._some_ref()
+            ref = ref or self._some_ref()
             self._say(f"delete {ref.hex()[:8]}", index)
             self.oracle.expect_delete(ref)
             self.cluster.delete(index, ref)

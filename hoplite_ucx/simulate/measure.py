@@ -249,9 +249,12 @@ def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result
     _settle(cluster, [put])
     for holder in range(1, scenario.copies):
         _settle(cluster, [cluster.get(holder, ref)])
-    receivers = [host for host in range(scenario.copies, shape.nodes) if host not in scenario.absent]
     limit = size / shape.bandwidth
-    result = _Run(cluster, scenario, limit).measure([_Get(host, host, ref, put.token) for host in receivers])
+    receivers = range(scenario.copies, shape.nodes)
+    times = scenario.arrivals.times(len(receivers), limit, scenario.seed)
+    asking = {host: at for host, at in zip(receivers, times, strict=True) if host not in scenario.absent}
+    gets = [_Get(host, host, ref, put.token, at) for host, at in asking.items()]
+    result = _Run(cluster, scenario, limit).measure(gets)
     if not scenario.put_again or not result.failures:
         return result
     dead = {killed.host for killed in result.killed}
@@ -260,8 +263,8 @@ def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result
         cluster.restart(SOURCE)
     put = _put(cluster, SOURCE, ref, size)
     _settle(cluster, [put])
-    survivors = [_Get(host, host, ref, put.token) for host in receivers if host not in dead]
-    once_more = replace(scenario, arrivals=Arrivals(), kills=())
+    survivors = [_Get(host, host, ref, put.token) for host in asking if host not in dead]
+    once_more = replace(scenario, kills=())
     return replace(result, again=_Run(cluster, once_more, limit).measure(survivors))
 
 
@@ -273,8 +276,12 @@ def _gather(scenario: Scenario) -> Result:
     refs = [cluster.new_ref() for _ in sources]
     puts = [_put(cluster, host, ref, size) for host, ref in zip(sources, refs, strict=True)]
     _settle(cluster, puts)
-    gets = [_Get(host, SOURCE, ref, put.token) for host, ref, put in zip(sources, refs, puts, strict=True)]
-    return _Run(cluster, scenario, (shape.nodes - 1) * size / shape.bandwidth).measure(gets)
+    limit = len(sources) * size / shape.bandwidth
+    times = scenario.arrivals.times(len(sources), limit, scenario.seed)
+    gets = [
+        _Get(host, SOURCE, ref, put.token, at) for host, ref, put, at in zip(sources, refs, puts, times, strict=True)
+    ]
+    return _Run(cluster, scenario, limit).measure(gets)
 
 
 def _put(cluster: VirtualCluster, host: int, ref: bytes, size: int) -> Call:
@@ -291,12 +298,13 @@ def _settle(cluster: VirtualCluster, calls: list[Call]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Get:
-    """Who asks for what; `host` is whom the result speaks of."""
+    """Who asks for what, and when; `host` is whom the result speaks of."""
 
     host: int
     asker: int
     ref: bytes
     token: int
+    at: float = 0.0
 
 
 class _Run:
@@ -316,27 +324,25 @@ class _Run:
 
     def measure(self, gets: list[_Get]) -> Result:
         cluster, scenario = self._cluster, self._scenario
-        arrivals = scenario.arrivals.times(len(gets), self._limit, scenario.seed)
         self._pending = dict.fromkeys(gets)
         handles = [
             *(cluster.clock.after(kill.at.seconds(self._limit), self._kill, kill) for kill in scenario.kills),
-            *(cluster.clock.after(at, self._ask, get) for get, at in zip(gets, arrivals, strict=True)),
+            *(cluster.clock.after(get.at, self._ask, get) for get in gets),
         ]
         cluster.observers.append(self)
         # No run that gets anywhere is slower than the slowest host serving one after the other.
         slowest = min([scenario.shape.bandwidth, *scenario.shape.rates.values()])
-        horizon = self._began + max(arrivals) + scenario.shape.nodes * scenario.size / slowest + _PATIENCE
+        horizon = self._began + max(get.at for get in gets) + scenario.shape.nodes * scenario.size / slowest + _PATIENCE
         events = 0
         while self._pending and cluster.clock.now < horizon and cluster.clock.step():
             events += 1
         cluster.observers.remove(self)
         for handle in handles:
             handle.cancel()
-        asked = dict(zip(gets, arrivals, strict=True))
         arrived = [(get.asker, get.ref) for get, call in self._calls.items() if isinstance(call.answer, Got)]
         return Result(
             limit_seconds=self._limit,
-            endings=tuple(self._ending(get, call, asked[get]) for get, call in self._calls.items() if call.answer),
+            endings=tuple(self._ending(get, call) for get, call in self._calls.items() if call.answer),
             edges=tuple((self._senders[key], key[0]) for key in arrived if key in self._senders),
             moves=tuple(self._moves),
             killed=tuple(Killed(host, at, self._noticed_after(host, at)) for host, at in self._killed.items()),
@@ -363,14 +369,14 @@ class _Run:
     def _noticed_after(self, host: int, at: float) -> float | None:
         return min((move.at - at for move in self._moves if move.old == host and move.at >= at), default=None)
 
-    def _ending(self, get: _Get, call: Call, asked: float) -> Ending:
+    def _ending(self, get: _Get, call: Call) -> Ending:
         assert call.ended is not None
         if isinstance(call.answer, Got):
             wrong = self._cluster.wrong_bytes(call, get.token)
             assert wrong is None, f"host {get.asker} got {wrong}"
         shape = self._scenario.shape
         slowed = shape.bandwidth / min(shape.bandwidth, shape.rates.get(get.host, shape.bandwidth))
-        return Ending(get.host, asked, call.ended - call.began, self._limit * slowed, call.failure)
+        return Ending(get.host, get.at, call.ended - call.began, self._limit * slowed, call.failure)
 
     # --- the observer ------------------------------------------------------------------------------------------
 

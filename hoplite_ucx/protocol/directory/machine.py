@@ -193,46 +193,45 @@ class Directory:
     def _reconcile(self, member: Member, join: Join) -> None:
         """Make what we know of a node equal to what it announces; only what it asks for is answered."""
         node = member.node
-        copies = {copy.version.ref: copy.version for copy in join.copies}
-        partials = {partial.version.ref: partial for partial in join.partials}
-        producing = set(join.producing)
-        wants = set(join.wants)
-        for ref in list(member.refs):
-            record = self.records[ref]
+        announced = {copy.version for copy in join.copies} | {partial.version for partial in join.partials}
+        announced |= set(join.producing)
+        offered = {(node, put.call) for put in join.puts}
+        known = [self.records[ref] for ref in member.refs]
+        for record in known:
             record.watchers.pop(node, None)
             record.waiting.pop(node, None)
+            record.deferred = [(putter, put) for putter, put in record.deferred if putter != node]
             broadcast = record.broadcast
-            if broadcast is None:
-                self._settle(record)
-                continue
-            version = broadcast.version
-            if node in broadcast.copies and copies.get(ref) != version:
+            if broadcast is not None and broadcast.version not in announced and record.put not in offered:
                 broadcast.remove(node)
-            elif node == broadcast.producer and version not in producing and copies.get(ref) != version:
-                if not any(record.put == (node, put.call) for put in join.puts):
-                    broadcast.remove(node)
-            elif node in broadcast.receivers and (ref not in partials or partials[ref].version != version):
-                broadcast.remove(node)
-            self._settle(record)
         for copy in join.copies:
             self._on_completed(member, Completed(copy.version))
         for partial in join.partials:
-            broadcast = self._current(member, partial.version)
-            if broadcast is not None:
-                record = self.records[partial.version.ref]
-                self._involve(record, member)
+            if (broadcast := self._current(member, partial.version)) is not None:
+                self._involve(self.records[partial.version.ref], member)
                 broadcast.adopt(member, partial.watermark, partial.number)
-                self._settle(record)
         for version in join.producing:
-            if (broadcast := self._current(member, version)) is not None and broadcast.producer != node:
-                self._world.send(node, Drop(version))
+            self._readmit_producer(member, version)
         for put in join.puts:
             self._on_put(member, put)
-        for ref in wants:
+        for ref in join.wants:
             self._on_want(member, Want(ref))
         self._on_watch(member, Watch(join.watches))
         for delete in join.deletes:
             self._on_delete(member, delete)
+        for record in [*known, *(self.records[ref] for ref in member.refs)]:
+            self._settle(record)
+
+    def _readmit_producer(self, member: Member, version: Version) -> None:
+        """A node that was taken for dead in the middle of a put goes on with it, if it is still needed."""
+        broadcast = self._current(member, version)
+        if broadcast is None or broadcast.producer == member.node:
+            return
+        if broadcast.has_root():
+            self._world.send(member.node, Drop(version))  # others have it all: offered again, it is a no-op
+        else:
+            self._involve(self.records[version.ref], member)
+            broadcast.produce(member)
 
     def _on_leave(self, member: Member, _: Leave) -> None:
         self._remove_member(member, "left", fence=True)
@@ -502,8 +501,7 @@ class Directory:
             self._end_version(record, _aborted(record.ref) if broadcast.aborted else _lost(record.ref))
             deferred, record.deferred = record.deferred, []
             for node, put in deferred:
-                if (member := self.members.get(node)) is not None:
-                    self._on_put(member, put)
+                self._on_put(self.members[node], put)
         elif broadcast is not None and record.deferred and broadcast.has_root():
             deferred, record.deferred = record.deferred, []
             for node, put in deferred:

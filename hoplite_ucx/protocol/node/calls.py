@@ -279,11 +279,15 @@ class Calls:
         elif self.deletes.pop(call, None) is None:
             self._memory.unpin(call)
 
-    def dropped(self, version: Version, failure: Failure) -> None:
-        """A version that is still being put was ended by the directory."""
-        for put in list(self.puts.values()):
-            if put.holding is not None and put.holding.version == version and not put.answered:
-                self._fail_put(put, failure)
+    def dropped(self, version: Version) -> None:
+        """The directory ended a version that is still being put: offered again, it gets a new one or the reason."""
+        for put in self.puts.values():
+            holding = put.holding
+            if holding is not None and holding.version == version and not put.answered:
+                self._serving.gone(holding)
+                self._memory.unname(holding)
+                put.accepted = None
+                self._context.tell_directory(_offer(put.call))
 
     def announce(self) -> tuple[tuple[Version, ...], tuple[Put, ...], tuple[bytes, ...], tuple[Delete, ...]]:
         puts = [put for put in self.puts.values() if put.holding is not None and not put.answered]

@@ -264,7 +264,8 @@ class NodeState:
                 self.calls.put_refused(call, failure)
             case Failed(ref, failure):
                 self.fetching.failed(ref, failure)
-                self.calls.ready((ref,))
+                if failure.kind is FailureKind.DELETED:
+                    self.calls.ready((ref,))  # a get would answer at once
             case Halt():
                 self.fetching.halt(message)
             case Drop(version):
@@ -283,10 +284,7 @@ class NodeState:
                 self.refusal = failure
 
     def _drop(self, version: Version) -> None:
-        failure = Failure(
-            FailureKind.DELETED, "it was deleted while it was being put", "put it under a new ref", version.ref
-        )
-        self.calls.dropped(version, failure)
+        self.calls.dropped(version)
         self.fetching.dropped(version)
         holding = self.memory.get(version)
         if holding is not None:

@@ -183,6 +183,21 @@ class Memory:
         self.holdings[version] = holding
         self._by_ref.setdefault(version.ref, {})[version] = holding
 
+    def unname(self, holding: Holding) -> None:
+        """The bytes stay, but they are this version's no more."""
+        self._unlist(holding)
+        holding.version = None
+
+    def _unlist(self, holding: Holding) -> None:
+        version = holding.version
+        if version is None or self.holdings.get(version) is not holding:
+            return
+        del self.holdings[version]
+        versions = self._by_ref[holding.ref]
+        del versions[version]
+        if not versions:
+            del self._by_ref[holding.ref]
+
     def give_out(self, holding: Holding, call: CallId) -> None:
         """Answer a get with the holding, which stays until the user lets go of it."""
         assert holding.version is not None
@@ -201,12 +216,7 @@ class Memory:
         """The holding is over; its memory goes as soon as nothing touches it."""
         holding.doomed = True
         holding.evicting = False  # the answer would find nothing, and others wait for it
-        if holding.version is not None and self.holdings.get(holding.version) is holding:
-            del self.holdings[holding.version]
-            versions = self._by_ref[holding.ref]
-            del versions[holding.version]
-            if not versions:
-                del self._by_ref[holding.ref]
+        self._unlist(holding)
         self.release(holding)
 
     def release(self, holding: Holding) -> None:
