@@ -332,7 +332,8 @@ class _Run:
         cluster.observers.append(self)
         # No run that gets anywhere is slower than the slowest host serving one after the other.
         slowest = min([scenario.shape.bandwidth, *scenario.shape.rates.values()])
-        horizon = self._began + max((get.at for get in gets), default=0.0) + scenario.shape.nodes * scenario.size / slowest + _PATIENCE
+        last_asks = self._began + max((get.at for get in gets), default=0.0)
+        horizon = last_asks + scenario.shape.nodes * scenario.size / slowest + _PATIENCE
         events = 0
         while self._pending and cluster.clock.now < horizon and cluster.clock.step():
             events += 1
