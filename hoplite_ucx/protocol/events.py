@@ -30,6 +30,8 @@ class FromNode(_Local, frozen=True):
 
 
 class SessionLost(_Local, frozen=True):
+    """The node's current session ended; never said of a session that another one has replaced."""
+
     node: NodeId
 
 
@@ -141,7 +143,7 @@ class FromPeer(_Local, frozen=True):
 
 
 class PeerLost(_Local, frozen=True):
-    """The session with a peer ended, or could not be made."""
+    """The session with a peer ended, or could not be made. It comes before anything of a later session with it."""
 
     peer: NodeId
 

@@ -18,6 +18,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from hoplite_ucx.protocol.cost import hop_delay
 from hoplite_ucx.protocol.ids import NodeId
@@ -31,6 +32,8 @@ _SLOW = 0.8
 _WORTH_DISPLACING = 0.1
 # Capacity below this part of a NIC is not worth starting a stream on.
 _WORTH_USING = 0.05
+# Heaps are rid of stale entries when they have grown to several times their locations, and by so many.
+_SLACK = 64
 
 
 @dataclass(slots=True)
@@ -132,7 +135,7 @@ class SenderPool:
         location.load += plan.rate
         _count(location.nic.sending, self._ref, +1)
         _count(nic.receiving, self._ref, +1)
-        if plan.rate < _SLOW * location.nic.up:
+        if plan.rate < _SLOW * location.nic.up_share(self._ref):
             self._slow[receiver] = plan.sender
         location.free_at = max(location.free_at, location.children[receiver].until)
         self._file(location)
@@ -163,7 +166,7 @@ class SenderPool:
         ]
         best = min(plans, key=lambda plan: plan.finish, default=None)
         shortest = remaining / nic.down_share(self._ref)
-        for child, sender in list(self._slow.items())[:_LOOK_AT]:
+        for child, sender in islice(self._slow.items(), _LOOK_AT):
             plan = self._plan_displacing(child, sender, nic, remaining, now)
             if (
                 plan is not None
@@ -204,10 +207,11 @@ class SenderPool:
         """Put a location into the heap it belongs to; its older entries become stale by their stamp."""
         self._stamps += 1
         location.stamp = self._stamps
-        if location.children:
-            heapq.heappush(self._busy, (location.free_at, location.stamp, location.node))
-        else:
-            heapq.heappush(self._free, (location.finish, location.stamp, location.node))
+        heap = self._busy if location.children else self._free
+        heapq.heappush(heap, (location.free_at if location.children else location.finish, self._stamps, location.node))
+        if len(heap) > 4 * len(self.locations) + _SLACK:
+            heap[:] = [entry for entry in heap if self._current(entry) is not None]
+            heapq.heapify(heap)
 
     def _refile(self, now: float) -> None:
         """Busy locations whose streams should be over count as free, by their `finish`."""

@@ -6,6 +6,8 @@ Each timer has a key; setting a key again moves it, so that there is never more 
 import heapq
 from collections.abc import Hashable, Iterator
 
+_SLACK = 64
+
 
 class Timers:
     def __init__(self) -> None:
@@ -26,6 +28,9 @@ class Timers:
         self._due[key] = at
         self._sequence += 1
         heapq.heappush(self._heap, (at, self._sequence, key))
+        if len(self._heap) > 2 * len(self._due) + _SLACK:  # moved and cancelled timers leave entries behind
+            self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
 
     def set_if_absent(self, key: Hashable, at: float) -> None:
         if key not in self._due:
@@ -42,10 +47,12 @@ class Timers:
         return heap[0][0] if heap else None
 
     def pop_due(self, now: float) -> Iterator[Hashable]:
-        """The keys whose time has come; timers set while iterating wait for the next look."""
+        """The keys whose time has come and that are not cancelled before their turn; what is set while iterating
+        waits for the next look."""
         due = []
         while (at := self.next()) is not None and at <= now:
-            key = heapq.heappop(self._heap)[2]
-            del self._due[key]
-            due.append(key)
-        return iter(due)
+            due.append(heapq.heappop(self._heap))
+        for at, _, key in due:
+            if self._due.get(key) == at:
+                del self._due[key]
+                yield key

@@ -161,6 +161,7 @@ class Chaos:
 
     def _calm(self) -> None:
         cluster = self.cluster
+        self._ambush = None
         for index in range(self._nodes):
             cluster.network.restore(self._host(index))
             node = cluster.slots[index]

@@ -77,6 +77,7 @@ class Broadcast:
         self._waiting: dict[NodeId, Receiver] = {}
         self._expected: set[NodeId] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
+        self._no_senders = False  # nobody can send to anyone, until something changes
         self._orders = 0
         self._bandwidth = bandwidth
         self.pool = SenderPool(version.ref, self._choose_granule(), world.settings)
@@ -98,13 +99,14 @@ class Broadcast:
 
     def is_lost(self) -> bool:
         """No root, and nobody left who could turn out to be one."""
-        return not self.has_root() and all(r.state is State.WAITING for r in self.receivers.values())
+        return not self.has_root() and len(self._waiting) == len(self.receivers)
 
     # --- locations come and go ---------------------------------------------------------------------------------
 
     def produce(self, member: Member) -> None:
         """The node has begun to put the version: a root, though not complete."""
         self.producer = member.node
+        self.reconsider()
         self.pool.add(member.node, member.nic, self._world.now + self.size / _PRODUCING_RATE, 0)
 
     def add_copy(self, member: Member) -> None:
@@ -121,6 +123,7 @@ class Broadcast:
         else:
             self.pool.add(node, member.nic, self._world.now, 0)
         self.copies[node] = member
+        self.reconsider()
         self._world.tell(self.version.ref, "{} is complete at {}", self.version, label(node))
 
     def remove(self, node: NodeId) -> None:
@@ -164,8 +167,8 @@ class Broadcast:
     # --- receivers ---------------------------------------------------------------------------------------------
 
     def want(self, member: Member, watermark: int = 0) -> None:
-        if member.node in self.receivers or member.node in self.copies:
-            return  # a copy that it just put: its own gets find it there
+        if member.node in self.receivers:
+            return
         self._orders += 1
         receiver = Receiver(member, self._orders, watermark=watermark)
         self.receivers[member.node] = self._waiting[member.node] = receiver
@@ -223,8 +226,13 @@ class Broadcast:
 
     # --- placing -----------------------------------------------------------------------------------------------
 
+    def reconsider(self) -> None:
+        self._no_senders = False
+
     def place(self) -> None:
         """Give every waiting receiver a sender, the most advanced first, as far as there are senders."""
+        if self._no_senders or not self.has_root():
+            return
         now = self._world.now
         self.pool.granule = self._choose_granule()
         regrouping = bool(self._expected) and now < self._regroup_until
@@ -236,7 +244,8 @@ class Broadcast:
             plan = self.choose_sender(receiver)
             if plan is None:
                 if not receiver.shunned and not self._children(member.node):
-                    break  # nobody can send to anyone
+                    self._no_senders = True
+                    break
                 continue
             if plan.displaces is not None:
                 self._halt(self.receivers[plan.displaces])
@@ -313,6 +322,7 @@ class Broadcast:
         self._detach(receiver)
         receiver.state = State.WAITING
         receiver.watermark = watermark
+        self.reconsider()
         self._expected.discard(receiver.member.node)
         self._waiting[receiver.member.node] = receiver
 

@@ -72,13 +72,15 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
         assert not record.deferred, f"{name}: deleted, and yet puts wait for it"
         assert ("tombstone", ref) in directory._world.timers, f"{name}: its tombstone never expires"
     if broadcast is not None:
-        strays = record.waiting.keys() - {broadcast.producer}
+        strays = record.waiting.keys() - {broadcast.producer, *broadcast.copies}
+        if record.deferred and not broadcast.has_root():
+            strays = set()  # they wait for what is offered next
         assert not strays, f"{name}: has a version, and yet nodes wait for one: {strays}"
     if record.watchers and broadcast is not None:
         assert not broadcast.complete(), f"{name}: complete, and its watchers were not told"
     if record.deferred:
         assert broadcast is not None, f"{name}: a put is deferred without a reason"
-        assert not broadcast.has_root(), f"{name}: a put is deferred although there is a root"
+        assert not broadcast.complete(), f"{name}: a put is deferred although there is a complete copy"
     starving = broadcast is not None and broadcast.waits()
     assert (ref in directory._starving) == starving, f"{name}: starving is {not starving}, waits is {starving}"
     for node, member in record.nodes.items():

@@ -76,7 +76,7 @@ class Record:
     put: tuple[NodeId, int] | None = None
     """Whose call made the current version, so that a put sent twice is known as one."""
     deferred: list[tuple[NodeId, Put]] = field(default_factory=list)
-    """Puts that arrived while it was not yet known whether the version is lost."""
+    """Puts that arrived while the version was not complete and could still come to nothing."""
     deleted: bool = False
     nodes: dict[NodeId, Member] = field(default_factory=dict)
     """Every node that has to do with the ref; the other side of `Member.refs`."""
@@ -98,6 +98,7 @@ class Directory:
         self._starving: set[bytes] = set()  # refs with receivers that have no sender
         self._inline_total = 0
         self._counter = 0
+        self._sweep_due = 0.0
         self._handlers: dict[type, Callable[[Member, Any], None]] = {
             Leave: self._on_leave,
             Heartbeat: self._on_heartbeat,
@@ -131,7 +132,7 @@ class Directory:
                 self._on_tick()
         if self._world.take_supply_change():
             for ref in list(self._starving):
-                self._place(self.records[ref])
+                self._place_again(self.records[ref])
         return self._world.take_effects()
 
     def wakeup(self) -> float | None:
@@ -185,7 +186,8 @@ class Directory:
             if earlier is not None:
                 self._declare_dead(earlier, f"{label(node)} has taken its place")
             member = self.members.join(join, self._world.now)
-            self._world.timers.set_if_absent("sweep", self._world.now + self.settings.heartbeat)
+            if "sweep" not in self._world.timers:
+                self._set_sweep()
             self._world.send(node, Welcome(self.incarnation, self.cluster, self.settings))
             self._reconcile(member, join)
             self._world.supply_changed()
@@ -207,7 +209,10 @@ class Directory:
         for copy in join.copies:
             self._on_completed(member, Completed(copy.version))
         for partial in join.partials:
-            if (broadcast := self._current(member, partial.version)) is not None:
+            broadcast = self._current(member, partial.version)
+            if broadcast is not None and partial.watermark > broadcast.size:
+                self._reject_about(member, partial.version.ref, f"watermark {partial.watermark} is beyond its size")
+            elif broadcast is not None:
                 self._involve(self.records[partial.version.ref], member)
                 broadcast.adopt(member, partial.watermark, partial.number)
         for version in join.producing:
@@ -216,7 +221,7 @@ class Directory:
             self._on_put(member, put)
         for ref in join.wants:
             self._on_want(member, Want(ref))
-        self._on_watch(member, Watch(join.watches))
+        self._watch(member, join.watches)
         for delete in join.deletes:
             self._on_delete(member, delete)
         for record in [*known, *(self.records[ref] for ref in member.refs)]:
@@ -227,7 +232,7 @@ class Directory:
         broadcast = self._current(member, version)
         if broadcast is None or broadcast.producer == member.node:
             return
-        if broadcast.has_root():
+        if broadcast.has_root() or member.node in broadcast.receivers:
             self._world.send(member.node, Drop(version))  # others have it all: offered again, it is a no-op
         else:
             self._involve(self.records[version.ref], member)
@@ -247,17 +252,25 @@ class Directory:
         for key in self._world.timers.pop_due(self._world.now):
             match key:
                 case "sweep":
-                    for member in self.members.sweep(self._world.now):
-                        self._declare_dead(member, "its lease ran out")
-                    if len(self.members):
-                        self._world.timers.set("sweep", self._world.now + self.settings.heartbeat)
+                    self._sweep()
                 case ("place", bytes() as ref):
-                    if (record := self.records.get(ref)) is not None:
-                        self._place(record)
+                    self._place_again(self.records[ref])
                 case ("tombstone", bytes() as ref):
                     record = self.records[ref]
                     record.deleted = False
                     self._settle(record)
+
+    def _sweep(self) -> None:
+        now = self._world.now
+        late = max(0.0, now - self._sweep_due)
+        for member in self.members.sweep(now, late):
+            self._declare_dead(member, "its lease ran out")
+        if len(self.members):
+            self._set_sweep()
+
+    def _set_sweep(self) -> None:
+        self._sweep_due = self._world.now + self.settings.heartbeat
+        self._world.timers.set("sweep", self._sweep_due)
 
     def _declare_dead(self, member: Member, why: str) -> None:
         self._remove_member(member, f"dead: {why}", fence=True)
@@ -289,11 +302,12 @@ class Directory:
         broadcast = record.broadcast
         if broadcast is None:
             self._begin(record, member, put)
-        elif not broadcast.has_root():
+        elif record.put == (member.node, put.call):
+            self._world.send(member.node, PutAccepted(put.call, broadcast.version, existing=False))
+        elif broadcast.complete():
+            self._world.send(member.node, PutAccepted(put.call, broadcast.version, existing=True))
+        elif (member.node, put) not in record.deferred:
             record.deferred.append((member.node, put))
-        else:
-            existing = record.put != (member.node, put.call)
-            self._world.send(member.node, PutAccepted(put.call, broadcast.version, existing))
 
     def _refuse_put(self, put: Put) -> Failure | None:
         record = self.records.get(put.ref)
@@ -362,12 +376,19 @@ class Directory:
     def _serve(self, record: Record, member: Member) -> None:
         """Answer a want with the bytes, a place in the tree, or patience."""
         broadcast = record.broadcast
-        if broadcast is None or broadcast.producer == member.node:
+        if broadcast is None or self._waits_outside(record, broadcast, member):
             record.waiting[member.node] = member
         elif broadcast.inline is not None:
             self._world.send(member.node, Inline(broadcast.version, broadcast.layout, broadcast.inline))
         else:
             broadcast.want(member)
+
+    def _waits_outside(self, record: Record, broadcast: Broadcast, member: Member) -> bool:
+        """Whether a want has no place in the tree: of a node that puts the object itself, and its own gets find it; and
+        when the version is dying while the next one is offered already."""
+        if broadcast.producer == member.node or member.node in broadcast.copies:
+            return True
+        return bool(record.deferred) and not broadcast.has_root()
 
     def _on_unwant(self, member: Member, unwant: Unwant) -> None:
         record = self.records.get(unwant.ref)
@@ -417,8 +438,11 @@ class Directory:
         if len(watch.refs) > self.settings.max_refs:
             self._reject_about(member, None, f"{len(watch.refs)} refs are over the limit of {self.settings.max_refs}")
             return
+        self._watch(member, watch.refs)
+
+    def _watch(self, member: Member, refs: tuple[bytes, ...]) -> None:
         ready = []
-        for ref in watch.refs:
+        for ref in refs:
             record = self._record(ref)
             if record.deleted:
                 self._world.send(member.node, Failed(ref, _deleted(ref)))
@@ -450,6 +474,8 @@ class Directory:
         else:
             answer = broadcast.evict(member.node)
             self._world.tell(evict.version.ref, "{} asks to evict it: {}", label(member.node), answer.value)
+            if record is not None and answer is Eviction.GRANTED:
+                record.waiting.pop(member.node, None)
         self._world.send(member.node, EvictAnswer(evict.version, answer))
 
     def _on_delete(self, member: Member, delete: Delete) -> None:
@@ -469,15 +495,15 @@ class Directory:
         for putter, put in record.deferred:
             self._world.send(putter, PutRefused(put.call, _deleted(record.ref)))
         record.deferred.clear()
-        self._end_version(record, _deleted(record.ref), also=record.watchers)
+        self._end_version(record, _deleted(record.ref), also=[*record.waiting, *record.watchers])
+        record.waiting.clear()
         record.watchers.clear()
 
     # --- the end of a version, and tidying up ------------------------------------------------------------------
 
     def _end_version(self, record: Record, failure: Failure, also: Iterable[NodeId] = ()) -> None:
         broadcast, record.broadcast, record.put = record.broadcast, None, None
-        told = dict.fromkeys([*record.waiting, *also])
-        record.waiting.clear()
+        told = dict.fromkeys(also)
         if broadcast is not None:
             told |= dict.fromkeys(broadcast.receivers)
         for node in told:
@@ -492,25 +518,32 @@ class Directory:
     def _settle(self, record: Record) -> None:
         """After any change: declare a loss that has become certain, place who waits, forget what is empty."""
         broadcast = record.broadcast
-        if broadcast is not None and record.waiting and broadcast.producer not in record.waiting:
-            waiting, record.waiting = record.waiting, {}
-            for member in waiting.values():  # its put came to nothing, and it still wants the object
-                self._serve(record, member)
+        if broadcast is not None:
+            for member in list(record.waiting.values()):
+                if not self._waits_outside(record, broadcast, member):
+                    del record.waiting[member.node]  # its put came to nothing, and it still wants the object
+                    broadcast.want(member)
         if broadcast is not None and broadcast.is_lost():
             self._world.tell(record.ref, "{} is lost", broadcast.version)
             self._end_version(record, _aborted(record.ref) if broadcast.aborted else _lost(record.ref))
             deferred, record.deferred = record.deferred, []
             for node, put in deferred:
                 self._on_put(self.members[node], put)
-        elif broadcast is not None and record.deferred and broadcast.has_root():
+        elif broadcast is not None and record.deferred and broadcast.complete():
             deferred, record.deferred = record.deferred, []
             for node, put in deferred:
                 self._world.send(node, PutAccepted(put.call, broadcast.version, existing=True))
         self._place(record)
-        if record.idle():
-            self.records.pop(record.ref, None)
+        if record.idle() and self.records.get(record.ref) is record:
+            del self.records[record.ref]
             for member in record.nodes.values():
                 member.refs.discard(record.ref)
+
+    def _place_again(self, record: Record) -> None:
+        """Something outside the tree has changed: whoever found no sender may find one now."""
+        if record.broadcast is not None:
+            record.broadcast.reconsider()
+        self._place(record)
 
     def _place(self, record: Record) -> None:
         broadcast = record.broadcast

@@ -106,10 +106,12 @@ class Members:
             self._world.supply_changed()
         return False
 
-    def sweep(self, now: float) -> list[Member]:
-        """Suspect the silent; those whose lease has run out are returned, to be declared dead."""
+    def sweep(self, now: float, late: float) -> list[Member]:
+        """Suspect the silent; those whose lease has run out are returned, to be declared dead. What we slept through
+        ourselves (`late`) is not their silence."""
         expired = []
         for member in self._members.values():
+            member.heard += late
             silence = now - member.heard
             if silence >= self._world.settings.lease:
                 expired.append(member)

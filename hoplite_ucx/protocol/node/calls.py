@@ -93,7 +93,7 @@ class Calls:
     def put_accepted(self, accepted: PutAccepted) -> None:
         put = self.puts.get(accepted.call)
         if put is None or put.answered or put.holding is None:
-            if not accepted.existing:
+            if not accepted.existing and self._memory.get(accepted.version) is None:
                 self._context.tell_directory(Aborted(accepted.version))
             return
         if put.accepted is not None:

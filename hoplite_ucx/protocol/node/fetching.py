@@ -68,6 +68,7 @@ class Fetching:
         self._serving = serving
         self.fetches: dict[bytes, Fetch] = {}
         self.streams: dict[StreamId, Incoming] = {}
+        self._hungry: dict[bytes, None] = {}  # refs of fetches that wait for memory, and perhaps some that did
         self.getters: dict[CallId, bytes] = {}  # the ref that each get waits for
 
     # --- from users --------------------------------------------------------------------------------------------
@@ -197,9 +198,11 @@ class Fetching:
         if incoming is not None and (status.queued or status.at <= incoming.position):
             incoming.sign_of_life = self._context.now
 
-    def beat(self, positions: dict[StreamId | CallId, int]) -> None:
+    def beat(self, positions: dict[StreamId | CallId, int], late: float) -> None:
+        """Look for stalls. What we slept through ourselves (`late`) is not our senders' silence."""
         now = self._context.now
         for incoming in list(self.streams.values()):
+            incoming.sign_of_life += late
             position = positions.get(incoming.stream, incoming.position)
             if position > incoming.position:
                 incoming.position = incoming.holding.watermark = position
@@ -265,9 +268,12 @@ class Fetching:
 
     def review_hungry(self) -> None:
         """After memory has changed: ask again, or say that there will be none."""
-        for fetch in list(self.fetches.values()):
-            if fetch.hungry_for is not None:
+        for ref in list(self._hungry):
+            fetch = self.fetches.get(ref)
+            if fetch is not None and fetch.hungry_for is not None:
                 self._feed(fetch, fetch.hungry_for)
+            else:
+                del self._hungry[ref]
 
     def _reserve(self, fetch: Fetch, placement: Place) -> None:
         fetch.request = Request(
@@ -289,6 +295,7 @@ class Fetching:
         fetch.request = None
         fetch.placement = None
         fetch.hungry_for = placement.size
+        self._hungry[fetch.ref] = None
         self._context.tell_directory(Declined(placement.version, placement.number))
         self._feed(fetch, placement.size)
 

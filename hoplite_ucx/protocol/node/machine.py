@@ -91,6 +91,7 @@ class NodeState:
         self._incarnation = 0
         self._failures_to_connect = 0
         self._directory_heard = 0.0
+        self._beat_due = 0.0
         self.refusal: Failure | None = None
         """Why the directory will not have this node, when it said so."""
 
@@ -101,7 +102,7 @@ class NodeState:
     def start(self, now: float) -> list[NodeEffect]:
         self._context.now = now
         self._context.emit(ConnectDirectory())
-        self._context.timers.set("beat", now + self._context.settings.heartbeat)
+        self._set_beat()
         return self._context.take_effects()
 
     def handle(self, event: NodeEvent, now: float) -> list[NodeEffect]:
@@ -237,15 +238,21 @@ class NodeState:
 
     def _beat(self, positions: dict[StreamId | int, int]) -> None:
         settings = self._context.settings
-        self._context.timers.set("beat", self._context.now + settings.heartbeat)
+        late = max(0.0, self._context.now - self._beat_due)
+        self._directory_heard += late
+        self._set_beat()
         self.calls.beat(positions)
-        self.fetching.beat(positions)
+        self.fetching.beat(positions, late)
         self.serving.beat(positions)
         if self._context.joined:
             if self._context.now - self._directory_heard >= settings.lease:
                 self._leave_session()
             else:
                 self._context.tell_directory(Heartbeat(self.fetching.progress()))
+
+    def _set_beat(self) -> None:
+        self._beat_due = self._context.now + self._context.settings.heartbeat
+        self._context.timers.set("beat", self._beat_due)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -282,6 +289,8 @@ class NodeState:
                 self._on_fenced(message)
             case Rejected(failure):
                 self.refusal = failure
+                if failure.kind is FailureKind.STALE:
+                    self._leave_session()  # it does not know us: join again
 
     def _drop(self, version: Version) -> None:
         self.calls.dropped(version)

@@ -101,7 +101,7 @@ class Memory:
             self._requests.remove(request)
 
     def could_fit(self, size: int) -> bool:
-        return self.used + size - sum(h.size for h in self._evictable()) <= self.limit
+        return self.used + size - sum(h.size for h in self._evictable()) - self._leaving() <= self.limit
 
     def in_motion(self) -> bool:
         """Whether something will free memory, or make it evictable, without anybody's doing."""
@@ -118,16 +118,16 @@ class Memory:
             if self.used + request.size <= self.limit:
                 self._requests.remove(request)
                 request.granted()
-            elif any(h.evicting for h in self.segments.values()) or self._ask_to_evict(request.size):
-                return
+            elif self.could_fit(request.size):
+                self._ask_to_evict(request.size)
             elif not (request.patient and request.size <= self.limit and self.in_motion()):
                 self._requests.remove(request)
                 request.denied()
 
-    def _ask_to_evict(self, size: int) -> bool:
-        if not self._context.joined or not self.could_fit(size):
-            return False
-        shortage = self.used + size - self.limit
+    def _ask_to_evict(self, size: int) -> None:
+        if not self._context.joined:
+            return  # joining looks again
+        shortage = self.used + size - self.limit - self._leaving()
         for holding in sorted(self._evictable(), key=lambda h: h.used_at):
             if shortage <= 0:
                 break
@@ -135,7 +135,10 @@ class Memory:
             holding.evicting = True
             shortage -= holding.size
             self._context.tell_directory(Evict(holding.version))
-        return True
+
+    def _leaving(self) -> int:
+        """Bytes whose eviction the directory was asked for."""
+        return sum(h.size for h in self.segments.values() if h.evicting)
 
     def _evictable(self) -> list[Holding]:
         return [
@@ -166,6 +169,7 @@ class Memory:
         """Answers that were on their way will not come; the next `Join` announces every copy again."""
         for holding in self.segments.values():
             holding.evicting = False
+        self.review()
 
     # --- holdings ----------------------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ from hoplite_ucx.protocol.messages import StreamFault, StreamRefused, StreamRequ
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.memory import Holding, Memory
 
-# Two streams fit beside each other if together they are planned with at most this part of the NIC.
-_FULL = 1.05
+# Another stream of the same version is started while the running streams of the node use less than this part of
+# its NIC.
+_FULL = 0.8
 # What a stream may yet gain over its measured rate before another one is started beside it.
 _HEADROOM = 1.25
 
@@ -89,7 +90,8 @@ class Serving:
             self._refuse(outgoing, StreamFault.ABSENT)
 
     def park_expired(self, stream: StreamId) -> None:
-        self._refuse(self.streams[stream], StreamFault.ABSENT)
+        if (outgoing := self.streams.get(stream)) is not None:
+            self._refuse(outgoing, StreamFault.ABSENT)
 
     def cancelled(self, stream: StreamId) -> None:
         """The receiver wants no more."""
@@ -124,15 +126,14 @@ class Serving:
         self._context.tell_peer(outgoing.peer, StreamStatus(outgoing.request.stream, at, queued))
 
     def _measure(self, outgoing: Outgoing, position: int, starved: bool) -> None:
-        """A stream with a backlog shows how much of the NIC it can use; one that does not move uses nothing."""
+        """What a stream moved since the last beat is what it uses of the NIC; a starved or stuck one uses nothing."""
         now = self._context.now
         if position > outgoing.position:
-            if not starved:
-                measured = (position - outgoing.position) / max(now - outgoing.moved_at, 1e-9)
-                outgoing.rate = min(outgoing.request.rate, measured * _HEADROOM)
+            measured = (position - outgoing.position) / max(now - outgoing.moved_at, 1e-9)
+            outgoing.rate = min(outgoing.request.rate, measured * _HEADROOM)
             outgoing.position = position
             outgoing.moved_at = now
-        elif not starved and now - outgoing.moved_at >= self._context.settings.suspicion:
+        elif starved or now - outgoing.moved_at >= self._context.settings.suspicion:
             outgoing.rate = 0.0
 
     def _begin(self, outgoing: Outgoing, holding: Holding) -> None:
@@ -145,12 +146,12 @@ class Serving:
     def _start(self, version: Version) -> None:
         """Let the next in line run while the NIC has capacity for it."""
         streams = self._by_version.get(version, ())
-        load = sum(o.rate for o in streams if o.turn in (Turn.RUNNING, Turn.CLOSING))
-        busy = any(o.turn in (Turn.RUNNING, Turn.CLOSING) and o.rate for o in streams)
+        load = sum(o.rate for o in self.streams.values() if o.turn in (Turn.RUNNING, Turn.CLOSING))
+        busy = any(o.turn in (Turn.RUNNING, Turn.CLOSING) for o in streams)
         for outgoing in streams:
             if outgoing.turn is not Turn.QUEUED:
                 continue
-            if busy and load + outgoing.rate > self._rate * _FULL:
+            if busy and load > self._rate * _FULL:
                 return
             assert outgoing.holding is not None
             outgoing.turn = Turn.RUNNING
