@@ -119,10 +119,12 @@ class Fetching:
         if existing is not None and existing.phase is Phase.COMPLETE:
             self._context.tell_directory(Completed(version))
             return
+        if existing is not None and existing.phase is Phase.PRODUCING:
+            return  # nobody is sent what it is putting itself
+        if placement.number <= (fetch.number if fetch is not None else 0):
+            return
         if fetch is None:
             fetch = self.fetches[version.ref] = Fetch(version.ref)
-        if placement.number <= fetch.number:
-            return
         if fetch.holding is not None and fetch.holding.version != version:
             self._drop_partial(fetch)
         fetch.number = placement.number
