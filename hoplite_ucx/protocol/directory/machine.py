@@ -522,7 +522,7 @@ class Directory:
             for member in list(record.waiting.values()):
                 if not self._waits_outside(record, broadcast, member):
                     del record.waiting[member.node]  # its put came to nothing, and it still wants the object
-                    broadcast.want(member)
+                    self._serve(record, member)
         if broadcast is not None and broadcast.is_lost():
             self._world.tell(record.ref, "{} is lost", broadcast.version)
             self._end_version(record, _aborted(record.ref) if broadcast.aborted else _lost(record.ref))
