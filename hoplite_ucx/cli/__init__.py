@@ -10,6 +10,7 @@ import typer
 
 from hoplite_ucx import __version__
 from hoplite_ucx.cli import simulate
+from hoplite_ucx.cli.chaos import chaos
 
 app = typer.Typer(
     name="hoplite",
@@ -17,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+simulate.app.command()(chaos)
 app.add_typer(simulate.app)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import random
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Outcome:
     events: int = 0
     faults: int = 0
     gets: int = 0
+    processor_seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -55,6 +57,7 @@ class Outcome:
 
 def run_seed(seed: int, cluster_type: type[VirtualCluster] = VirtualCluster) -> Outcome:
     """One run; whatever goes wrong in it is the outcome, not an exception."""
+    began = time.process_time()
     chaos = Chaos(seed, cluster_type)
     outcome = Outcome(seed)
     try:
@@ -68,6 +71,7 @@ def run_seed(seed: int, cluster_type: type[VirtualCluster] = VirtualCluster) -> 
         outcome.story = chaos.story(None)
     outcome.events = chaos.events
     outcome.faults = chaos.faults
+    outcome.processor_seconds = time.process_time() - began
     outcome.gets = sum(isinstance(call.answer, Got) for call in chaos.cluster.calls.values())
     return outcome
 
@@ -116,8 +120,9 @@ class Chaos:
         self._log: list[str] = []
         self._refs = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self._some_size() for ref in self._refs}
-        self._retries = rng.random() < 0.7  # users put again what was lost, at once
         self._ambush = rng.choice(list(Ambush)) if self._stormy and rng.random() < 0.5 else None
+        # Users put again what was lost, at once; without that a placement's ambush has no second act.
+        self._retries = self._ambush is Ambush.PLACEMENT or rng.random() < 0.7
 
     def run(self) -> None:
         self._quiet_start()

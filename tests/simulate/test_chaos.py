@@ -1,0 +1,51 @@
+"""Chaos in small: other seeds in every run, mutants that must be caught, and runs that repeat exactly."""
+
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from hoplite_ucx.simulate.chaos import Outcome, run_seed
+from hoplite_ucx.simulate.cluster import VirtualCluster
+from hoplite_ucx.simulate.mutants import MUTANTS
+
+SEEDS = 300
+PATIENCE_WITH_MUTANTS = 1500
+
+
+@pytest.fixture
+def first_seed() -> int:
+    """New ground in every run; HOPLITE_CHAOS_SEED repeats one."""
+    return int(os.environ.get("HOPLITE_CHAOS_SEED", time.time_ns() // 1_000_000 % 1_000_000_000))
+
+
+def test_seeds_nobody_has_tried(first_seed: int) -> None:
+    with ProcessPoolExecutor(2) as pool:
+        failed = [o for o in pool.map(run_seed, range(first_seed, first_seed + SEEDS), chunksize=10) if not o.ok]
+    told = "\n".join(f"hoplite simulate chaos --seed {outcome.seed}: {outcome.problem}" for outcome in failed)
+    assert not failed, told
+
+
+def test_runs_do_something() -> None:
+    outcomes = [run_seed(seed) for seed in range(30)]
+    assert sum(outcome.gets for outcome in outcomes) > 100
+    assert sum(outcome.faults for outcome in outcomes) > 30
+
+
+def test_a_seed_repeats_exactly() -> None:
+    def trace(outcome: Outcome) -> tuple[int, int, int]:
+        return outcome.events, outcome.faults, outcome.gets
+
+    assert [trace(run_seed(seed)) for seed in range(10)] == [trace(run_seed(seed)) for seed in range(10)]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str) -> None:
+    mutant: type[VirtualCluster] = MUTANTS[name]()
+    for seed in range(PATIENCE_WITH_MUTANTS):
+        outcome = run_seed(seed, mutant)
+        if not outcome.ok:
+            assert outcome.story, "a failing seed tells its story"
+            return
+    pytest.fail(f"{name} was not noticed in {PATIENCE_WITH_MUTANTS} seeds")
