@@ -1,37 +1,30 @@
-"""Hypothesis strategies for messages, read off the types themselves: what a field's `Meta` allows, and its edges."""
+"""Hypothesis strategies for messages, read off the types themselves: what a field's `Meta` allows, and its edges.
+
+`known` gives strategies for single types or field names, so that random messages speak of things that exist.
+"""
 
 import typing
+from collections.abc import Mapping
 
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from hoplite_ucx.protocol.messages import ToDirectory, ToNode, ToPeer
-
 _LONGEST = 24  # of text and bytes, unless a length is asked for
 _MOST = 3  # entries of a list
 
-
-def message_of(kind: type) -> st.SearchStrategy[typing.Any]:
-    return _strategy(inspect.type_info(kind))
+Known: typing.TypeAlias = Mapping[type | str, st.SearchStrategy[typing.Any]]
 
 
-def _one_of(union: object) -> st.SearchStrategy[typing.Any]:
-    return st.one_of([message_of(kind) for kind in typing.get_args(union)])
+def message_of(kind: type, known: Known | None = None) -> st.SearchStrategy[typing.Any]:
+    return _strategy(inspect.type_info(kind), known or {})
 
 
-def to_directory() -> st.SearchStrategy[ToDirectory]:
-    return _one_of(ToDirectory)
+def one_of(union: object, known: Known | None = None) -> st.SearchStrategy[typing.Any]:
+    """Any message of a direction."""
+    return st.one_of([message_of(kind, known) for kind in typing.get_args(union)])
 
 
-def to_node() -> st.SearchStrategy[ToNode]:
-    return _one_of(ToNode)
-
-
-def to_peer() -> st.SearchStrategy[ToPeer]:
-    return _one_of(ToPeer)
-
-
-def _strategy(info: inspect.Type) -> st.SearchStrategy[typing.Any]:
+def _strategy(info: inspect.Type, known: Known) -> st.SearchStrategy[typing.Any]:
     match info:
         case inspect.IntType():
             low = info.ge if info.ge is not None else -(1 << 40)
@@ -50,9 +43,12 @@ def _strategy(info: inspect.Type) -> st.SearchStrategy[typing.Any]:
         case inspect.EnumType():
             return st.sampled_from(info.cls)
         case inspect.UnionType():
-            return st.one_of([_strategy(part) for part in info.types])
+            return st.one_of([_strategy(part, known) for part in info.types])
         case inspect.VarTupleType():
-            return st.lists(_strategy(info.item_type), max_size=_MOST).map(tuple)
+            return st.lists(_strategy(info.item_type, known), max_size=_MOST).map(tuple)
         case inspect.StructType():
-            return st.builds(info.cls, **{field.name: _strategy(field.type) for field in info.fields})
+            if info.cls in known:
+                return known[info.cls]
+            fields = {f.name: known[f.name] if f.name in known else _strategy(f.type, known) for f in info.fields}
+            return st.builds(info.cls, **fields)
     raise NotImplementedError(f"no strategy for {info}")

@@ -19,10 +19,8 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Inline,
     Leave,
-    Place,
     Put,
     StreamCancel,
-    StreamRequest,
     ToDirectory,
     ToNode,
     ToPeer,
@@ -174,5 +172,3 @@ def test_optional_fields_keep_their_value() -> None:
 def test_limits_are_within_a_frame() -> None:
     [limit] = [meta.max_length for meta in typing.get_args(Data)[1:]]
     assert len(encode(Inline(version(1), b"", bytes(limit)))) < messages.MAX_FRAME
-    assert decode_to_peer(encode(StreamRequest(StreamId(1, 1), version(1), 0, 1, 1.0)))
-    assert decode_to_node(encode(Place(version(1), 1, 1, b"", 1, "", 1, 1.0)))
