@@ -441,6 +441,19 @@ def test_a_put_that_is_announced_again_during_a_flush_is_accepted_once() -> None
     assert d.heard_all(PutAccepted, "E") == [PutAccepted(9, version(1, 2), existing=False)]
 
 
+def test_a_put_that_was_given_up_without_a_session_is_not_taken_up() -> None:
+    d, places = chain_of_three()
+    d.handle(Probed(d["A"], accepted=False))
+    d.join("E")
+    d.tell("E", Put(9, R, LARGE, b""))
+    d.handle(SessionLost(d["E"]))
+    d.join("E")
+    for name, place in zip("BCD", places, strict=True):
+        d.tell(name, Halted(V, place.number, MIB, wanted=True))
+    assert d.heard_all(PutAccepted, "E") == []
+    assert not d.directory.records
+
+
 def test_a_node_that_leaves_is_gone_at_once() -> None:
     d, places = chain_of_three()
     d.tell("B", Leave())

@@ -200,6 +200,17 @@ def test_a_location_is_free_again_when_its_streams_are() -> None:
     assert tree.place(2, avoid=frozenset({1})).finish == pytest.approx(tree.size / RATE + SETTINGS.latency)
 
 
+def test_a_location_whose_streams_should_be_over_counts_as_free() -> None:
+    """Late reports must not hide it behind others that were busy for a shorter time."""
+    pool = SenderPool(ref(1), MIB, SETTINGS)
+    for node in range(8):
+        pool.add(node, nic(), finish=100.0 - node, depth=0)
+        pool.occupy(Plan(node, RATE, finish=1.0 + node), 100 + node, nic())
+    plan = pool.choose(nic(), 64 * MIB, 50.0, lambda _: True)
+    assert plan is not None
+    assert plan.sender == 7, "it has everything first"
+
+
 # --- against looking at everything ------------------------------------------------------------------------------
 
 
