@@ -309,7 +309,9 @@ class VirtualNode:
     # --- users -------------------------------------------------------------------------------------------------
 
     def _produce(self, effect: PutReady) -> None:
-        """A user's process fills the segment piece by piece."""
+        """A user's process fills the segment piece by piece, unless it died while the node was stopped."""
+        if self.cluster.calls[effect.call].cancelled:
+            return
         segment = self.segments[effect.segment]
         self.producing[effect.call] = segment
         pieces = self.cluster.put_pieces
