@@ -29,6 +29,7 @@ _BANDWIDTH = 125e6
 _GRANULE = 512 * KIB
 _STORM = 1.2
 _LOOK_EVERY = 0.1
+_PUTS_AGAIN = 3
 _MAX_EVENTS = 400_000
 
 
@@ -183,11 +184,13 @@ class Chaos:
         for index in range(self._nodes):
             if not cluster.slots[index].alive:
                 cluster.restart(index)
-        # What is waited for and exists somewhere must come now; what exists nowhere is put again.
-        self._run_until(self._only_the_absent_are_missing)
-        wanted = {ref for call in cluster.calls.values() if call.open for ref in refs_of(call)}
-        for ref in sorted(wanted):
-            self._put(ref)
+        # What is waited for and exists somewhere must come now; what exists nowhere is put again, and again if the first
+        # put met a tombstone that a node which was away has not heard of.
+        for _ in range(_PUTS_AGAIN):
+            self._run_until(self._only_the_absent_are_missing)
+            wanted = {ref for call in cluster.calls.values() if call.open for ref in refs_of(call)}
+            for ref in sorted(wanted):
+                self._put(ref)
         self._run_until(lambda: not any(call.open for call in cluster.calls.values()))
         self.oracle.judge_liveness()
         self._run_for(4 * cluster.settings.heartbeat)
@@ -227,6 +230,7 @@ class Chaos:
     def _run_until(self, done: Callable[[], bool]) -> None:
         """Let time pass until `done`, or patience ends; the oracle judges what is then not as it should be."""
         end = self.cluster.clock.now + self._patience()
+        self._run_for(_LOOK_EVERY)
         while not done() and self.cluster.clock.now < end:
             self._run_for(_LOOK_EVERY)
 
