@@ -184,8 +184,8 @@ class Chaos:
         for index in range(self._nodes):
             if not cluster.slots[index].alive:
                 cluster.restart(index)
-        # What is waited for and exists somewhere must come now; what exists nowhere is put again, and again if the first
-        # put met a tombstone that a node which was away has not heard of.
+        # What is waited for and exists somewhere must come now; what exists nowhere is put again, and once more if the
+        # first put met a tombstone that a node which was away has not heard of.
         for _ in range(_PUTS_AGAIN):
             self._run_until(self._only_the_absent_are_missing)
             wanted = {ref for call in cluster.calls.values() if call.open for ref in refs_of(call)}
