@@ -24,3 +24,27 @@ def choose_granule(size: int, depth: int, bandwidth: float, settings: Settings) 
 
 def hop_delay(granule: int, bandwidth: float, settings: Settings) -> float:
     return settings.latency + settings.handover + settings.sender_cost + granule / bandwidth
+
+
+def choose_degree(size: int, count: int, bandwidth: float, settings: Settings) -> int:
+    """How many terms a slot takes: a chain for what is large, a star for what is small, a tree between them."""
+    granule = choose_granule(size, count, bandwidth, settings)
+
+    def duration(degree: int) -> float:
+        height, width = _tree_of(count, degree)
+        # Terms that come in together share the network card: a hop takes a granule of each.
+        return height * hop_delay(degree * granule, bandwidth, settings) + width * (size - granule) / bandwidth
+
+    return min(range(1, max(count, 2)), key=duration)
+
+
+def _tree_of(count: int, degree: int) -> tuple[int, int]:
+    """Its height, and how many terms the widest slot takes: the root takes all that the others have left."""
+    full = [1]  # the sources below a full term of each height
+    while full[-1] * degree + 1 < count:
+        full.append(full[-1] * degree + 1)
+    left, rest = 0, count - 1
+    for sources in reversed(full):
+        left += rest // sources
+        rest %= sources
+    return len(full), max(degree, left)

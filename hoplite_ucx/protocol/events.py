@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, Version
-from hoplite_ucx.protocol.messages import StreamFault, ToDirectory, ToNode, ToPeer
+from hoplite_ucx.protocol.messages import Operation, StreamFault, ToDirectory, ToNode, ToPeer
 
 
 class _Local(Struct, frozen=True):
@@ -43,9 +43,11 @@ class Probed(_Local, frozen=True):
 
 
 class Tick(_Local, frozen=True):
-    """Time has come. A node's shell adds how far each stream and each put has come, by stream or call."""
+    """Time has come. A node's shell adds how far everything has come: streams and puts, by stream or call, and what
+    slots have combined, by segment."""
 
     positions: dict[StreamId | CallId, int] = msgspec.field(default_factory=dict)
+    combined: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | Tick
@@ -110,6 +112,21 @@ class DeleteCall(_Local, frozen=True):
     deadline: float | None
 
 
+class ReduceCall(_Local, frozen=True):
+    call: CallId
+    target: bytes
+    sources: tuple[bytes, ...]
+    op: Operation
+    count: int
+    deadline: float | None
+
+
+class ContributorsCall(_Local, frozen=True):
+    call: CallId
+    ref: bytes
+    deadline: float | None
+
+
 class CancelCall(_Local, frozen=True):
     """The caller is gone or gave up: nobody hears an answer. A put that was not finished is aborted."""
 
@@ -159,6 +176,19 @@ class ReceiveClosed(_Local, frozen=True):
     fault: StreamFault | None
 
 
+class Combined(_Local, frozen=True):
+    """Every part of a slot has been combined: its segment is complete."""
+
+    segment: int
+
+
+class CombinedBytes(_Local, frozen=True):
+    """The result of `CombineBytes`."""
+
+    version: Version
+    data: bytes
+
+
 class ServeClosed(_Local, frozen=True):
     """A sending stream is over and reads its segment no more."""
 
@@ -180,6 +210,10 @@ NodeEvent: TypeAlias = (
     | PeerLost
     | ReceiveClosed
     | ServeClosed
+    | Combined
+    | CombinedBytes
+    | ReduceCall
+    | ContributorsCall
     | Tick
 )
 
@@ -220,8 +254,37 @@ class Free(_Local, frozen=True):
     segment: int
 
 
+class Combine(_Local, frozen=True):
+    """Fill a segment by combining parts, in order and as far as each has come: segments of this node, or (None) what
+    streams into that part. Part i is combined only as far as part i-1 was; `Combined` follows the last byte."""
+
+    segment: int
+    size: int
+    layout: bytes
+    op: Operation
+    parts: tuple[int | None, ...]
+
+
+class Supply(_Local, frozen=True):
+    """Combine these bytes, all of a small object, as a part of the slot that fills the segment."""
+
+    segment: int
+    part: int
+    data: bytes
+
+
+class CombineBytes(_Local, frozen=True):
+    """Combine small objects; `CombinedBytes` follows."""
+
+    version: Version
+    layout: bytes
+    op: Operation
+    parts: tuple[bytes, ...]
+
+
 class Receive(_Local, frozen=True):
-    """Make ready to receive a stream into a segment, over a session to `address` (made if there is none)."""
+    """Make ready to receive a stream into a segment, or into a part of the slot that fills it, over a session to
+    `address` (made if there is none)."""
 
     stream: StreamId
     segment: int
@@ -231,6 +294,7 @@ class Receive(_Local, frozen=True):
     offset: int
     size: int
     granule: int
+    part: int | None = None
 
 
 class CancelReceive(_Local, frozen=True):
@@ -289,12 +353,21 @@ class DeleteDone(_Local, frozen=True):
     call: CallId
 
 
+class ReduceDone(_Local, frozen=True):
+    call: CallId
+
+
+class ContributorsAre(_Local, frozen=True):
+    call: CallId
+    refs: tuple[bytes, ...]
+
+
 class CallFailed(_Local, frozen=True):
     call: CallId
     failure: Failure
 
 
-Answer: TypeAlias = PutDone | Got | Waited | DeleteDone | CallFailed
+Answer: TypeAlias = PutDone | Got | Waited | DeleteDone | ReduceDone | ContributorsAre | CallFailed
 """What ends a call."""
 
 NodeEffect: TypeAlias = (
@@ -309,6 +382,9 @@ NodeEffect: TypeAlias = (
     | CancelReceive
     | Serve
     | CancelServe
+    | Combine
+    | CombineBytes
+    | Supply
     | PutReady
     | Answer
 )

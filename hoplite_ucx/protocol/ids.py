@@ -51,6 +51,17 @@ class Version(Struct, frozen=True, array_like=True, order=True):
         return f"{short(self.ref)}v{self.incarnation}.{self.counter}"
 
 
+NO_SLOT = b""
+"""The `into` of bytes that are kept as an object; of others it names the slot that combines them."""
+
+ReceiverKey: TypeAlias = NodeId | tuple[NodeId, bytes]
+"""Who receives a version: a node, for its store, or one slot on a node, which combines the bytes and keeps none."""
+
+
+def receiver_key(node: NodeId, into: bytes) -> ReceiverKey:
+    return (node, into) if into else node
+
+
 class StreamId(Struct, frozen=True, array_like=True):
     """One transfer of one version, numbered by its receiver and never used again."""
 

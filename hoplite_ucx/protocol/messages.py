@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
-from hoplite_ucx.protocol.ids import CallId, NodeId, Ref, StreamId, Version
+from hoplite_ucx.protocol.ids import NO_SLOT, REF_BYTES, CallId, NodeId, Ref, StreamId, Version
 from hoplite_ucx.protocol.settings import Settings
 
 PROTOCOL = 1
@@ -30,7 +30,21 @@ Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e15)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
 Layout: TypeAlias = Annotated[bytes, Meta(max_length=MAX_LAYOUT)]
 Data: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
+Into: TypeAlias = Annotated[bytes, Meta(max_length=REF_BYTES)]
 Refs: TypeAlias = Annotated[tuple[Ref, ...], Meta(max_length=_MAX_LIST)]
+
+
+class Operation(enum.StrEnum):
+    """How the parts of a reduction are combined, element by element."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    MEAN = "mean"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
 
 
 class StreamFault(enum.StrEnum):
@@ -58,11 +72,20 @@ class Copy(Struct, frozen=True, array_like=True):
 
 
 class Partial(Struct, frozen=True, array_like=True):
-    """A copy that a joining node is receiving; `number` 0 means that it has no sender now."""
+    """What a joining node is receiving, for its store or a slot; `number` 0 means that it has no sender now."""
 
     version: Version
     watermark: Bytes
     number: Number
+    into: Into = NO_SLOT
+
+
+class SlotReport(Struct, frozen=True, array_like=True):
+    """A slot that a joining node runs, under the number that it was bound with, and what it still lacks."""
+
+    version: Version
+    number: Number
+    missing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)]
 
 
 class Put(_ToDirectory, frozen=True):
@@ -78,6 +101,23 @@ class Put(_ToDirectory, frozen=True):
 class Delete(_ToDirectory, frozen=True):
     call: Call
     refs: Refs
+
+
+class Reduce(_ToDirectory, frozen=True):
+    """Combine the first `count` of the sources that are ready into the target."""
+
+    call: Call
+    target: Ref
+    sources: Refs
+    op: Operation
+    count: Number
+
+
+class Ask(_ToDirectory, frozen=True):
+    """Which sources went into a target?"""
+
+    call: Call
+    ref: Ref
 
 
 class Join(_ToDirectory, frozen=True):
@@ -99,10 +139,13 @@ class Join(_ToDirectory, frozen=True):
     copies: Annotated[tuple[Copy, ...], Meta(max_length=_MAX_LIST)] = ()
     partials: Annotated[tuple[Partial, ...], Meta(max_length=_MAX_LIST)] = ()
     producing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)] = ()
+    slots: Annotated[tuple[SlotReport, ...], Meta(max_length=_MAX_LIST)] = ()
     puts: Annotated[tuple[Put, ...], Meta(max_length=_MAX_LIST)] = ()
     wants: Refs = ()
     watches: Refs = ()
     deletes: Annotated[tuple[Delete, ...], Meta(max_length=_MAX_LIST)] = ()
+    reduces: Annotated[tuple[Reduce, ...], Meta(max_length=_MAX_LIST)] = ()
+    asks: Annotated[tuple[Ask, ...], Meta(max_length=_MAX_LIST)] = ()
 
 
 class Leave(_ToDirectory, frozen=True):
@@ -112,6 +155,7 @@ class Leave(_ToDirectory, frozen=True):
 class Progress(Struct, frozen=True, array_like=True):
     version: Version
     watermark: Bytes
+    into: Into = NO_SLOT
 
 
 class Heartbeat(_ToDirectory, frozen=True):
@@ -149,6 +193,7 @@ class StreamFailed(_ToDirectory, frozen=True):
     sender: NodeId
     fault: StreamFault
     wanted: bool
+    into: Into = NO_SLOT
 
 
 class Halted(_ToDirectory, frozen=True):
@@ -158,10 +203,33 @@ class Halted(_ToDirectory, frozen=True):
     number: Number
     watermark: Bytes
     wanted: bool
+    into: Into = NO_SLOT
+
+
+class Bound(_ToDirectory, frozen=True):
+    """The node has taken a slot and has memory for it; the parts it lacks must be sent to it."""
+
+    version: Version
+    number: Number
+    missing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)]
+
+
+class Consumed(_ToDirectory, frozen=True):
+    """A slot has combined the last byte of this version."""
+
+    version: Version
+    into: Into
+
+
+class CombinedInline(_ToDirectory, frozen=True):
+    """The result of `CombineInline`."""
+
+    version: Version
+    data: Data
 
 
 class Declined(_ToDirectory, frozen=True):
-    """No memory for this placement."""
+    """No memory for this placement or slot."""
 
     version: Version
     number: Number
@@ -195,6 +263,11 @@ ToDirectory: TypeAlias = (
     | Watch
     | Unwatch
     | Delete
+    | Reduce
+    | Ask
+    | Bound
+    | Consumed
+    | CombinedInline
 )
 
 
@@ -245,12 +318,41 @@ class Place(_ToNode, frozen=True):
     address: Text
     granule: Annotated[int, Meta(ge=1)]
     rate: Rate
+    sealed: bool = True
+    into: Into = NO_SLOT
+
+
+class Bind(_ToNode, frozen=True):
+    """Combine these parts, in this order, into a version of your own. The newest number wins."""
+
+    version: Version
+    number: Number
+    size: Bytes
+    layout: Layout
+    op: Operation
+    parts: Annotated[tuple[Version, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+
+
+class CombineInline(_ToNode, frozen=True):
+    """Combine these small objects, in this order, and send the result back."""
+
+    version: Version
+    layout: Layout
+    op: Operation
+    parts: Annotated[tuple[Data, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+
+
+class Sealed(_ToNode, frozen=True):
+    """The version is decided: it may be given to users."""
+
+    version: Version
 
 
 class Inline(_ToNode, frozen=True):
     version: Version
     layout: Layout
     data: Data
+    into: Into = NO_SLOT
 
 
 class Failed(_ToNode, frozen=True):
@@ -282,6 +384,7 @@ class Halt(_ToNode, frozen=True):
 
     version: Version
     number: Number
+    into: Into = NO_SLOT
 
 
 class Ready(_ToNode, frozen=True):
@@ -290,6 +393,19 @@ class Ready(_ToNode, frozen=True):
 
 class Deleted(_ToNode, frozen=True):
     call: Call
+
+
+class Reduced(_ToNode, frozen=True):
+    """The reduction is known to the directory, which sees to the rest; or why it is not."""
+
+    call: Call
+    failure: Failure | None = None
+
+
+class Contributors(_ToNode, frozen=True):
+    call: Call
+    refs: Refs
+    failure: Failure | None = None
 
 
 class Rejected(_ToNode, frozen=True):
@@ -312,6 +428,11 @@ ToNode: TypeAlias = (
     | Halt
     | Ready
     | Deleted
+    | Bind
+    | CombineInline
+    | Sealed
+    | Reduced
+    | Contributors
     | Rejected
 )
 
@@ -331,6 +452,8 @@ class StreamRequest(_ToPeer, frozen=True):
     offset: Bytes
     granule: Annotated[int, Meta(ge=1)]
     rate: Rate
+    for_slot: bool = False
+    """What a slot pulls was counted when the slot was bound, and is not refused for want of streams."""
 
 
 class StreamStatus(_ToPeer, frozen=True):

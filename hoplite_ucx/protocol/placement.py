@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from hoplite_ucx.protocol.cost import hop_delay
-from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.ids import NodeId, ReceiverKey
 from hoplite_ucx.protocol.settings import Settings
 
 # How many acceptable locations of each heap are compared exactly.
@@ -81,7 +81,7 @@ class Location:
     nic: Nic
     finish: float
     depth: int
-    children: dict[NodeId, Child] = field(default_factory=dict)
+    children: dict[ReceiverKey, Child] = field(default_factory=dict)
     free_at: float = -math.inf
     load: float = 0.0
     stamp: int = 0
@@ -97,7 +97,7 @@ class Plan:
     sender: NodeId
     rate: float
     finish: float
-    displaces: NodeId | None = None
+    displaces: ReceiverKey | None = None
 
 
 class SenderPool:
@@ -106,7 +106,7 @@ class SenderPool:
         self.granule = granule
         self._settings = settings
         self.locations: dict[NodeId, Location] = {}
-        self._slow: dict[NodeId, NodeId] = {}  # child → its sender
+        self._slow: dict[ReceiverKey, NodeId] = {}  # child → its sender
         self._free: list[tuple[float, int, NodeId]] = []
         self._busy: list[tuple[float, int, NodeId]] = []
         self._stamps = 0
@@ -115,7 +115,7 @@ class SenderPool:
         self.locations[node] = location = Location(node, nic, finish, depth)
         self._file(location)
 
-    def remove(self, node: NodeId) -> list[NodeId]:
+    def remove(self, node: NodeId) -> list[ReceiverKey]:
         """Take a location away; its children, which are returned, lose their account here."""
         location = self.locations[node]
         children = list(location.children)
@@ -129,7 +129,7 @@ class SenderPool:
         location.finish = finish
         self._file(location)
 
-    def occupy(self, plan: Plan, receiver: NodeId, nic: Nic) -> None:
+    def occupy(self, plan: Plan, receiver: ReceiverKey, nic: Nic) -> None:
         location = self.locations[plan.sender]
         location.children[receiver] = Child(nic, plan.rate, plan.finish - self._settings.latency)
         location.load += plan.rate
@@ -140,7 +140,7 @@ class SenderPool:
         location.free_at = max(location.free_at, location.children[receiver].until)
         self._file(location)
 
-    def release(self, sender: NodeId, receiver: NodeId) -> None:
+    def release(self, sender: NodeId, receiver: ReceiverKey) -> None:
         location = self.locations[sender]
         child = location.children.pop(receiver)
         location.load = location.load - child.rate if location.children else 0.0
@@ -150,7 +150,7 @@ class SenderPool:
         if child.until >= location.free_at:
             self._account(location)
 
-    def revise(self, sender: NodeId, receiver: NodeId, finish: float) -> None:
+    def revise(self, sender: NodeId, receiver: ReceiverKey, finish: float) -> None:
         """The receiver will be done at another time than planned."""
         location = self.locations[sender]
         location.children[receiver].until = finish - self._settings.latency
@@ -185,7 +185,7 @@ class SenderPool:
                 return sooner
         return plan
 
-    def _plan_displacing(self, slow: NodeId, sender: NodeId, nic: Nic, remaining: int, now: float) -> Plan | None:
+    def _plan_displacing(self, slow: ReceiverKey, sender: NodeId, nic: Nic, remaining: int, now: float) -> Plan | None:
         location = self.locations[sender]
         rate = location.children[slow].rate
         full = min(location.nic.up_share(self._ref), nic.down_share(self._ref))

@@ -19,7 +19,7 @@ from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import GetCall, Got, PutCall, WaitCall
 from hoplite_ucx.protocol.ids import NodeId, identity_of
-from hoplite_ucx.protocol.messages import Completed, Place, ToDirectory, ToNode
+from hoplite_ucx.protocol.messages import Bound, Completed, Place, ToDirectory, ToNode
 from hoplite_ucx.protocol.settings import KIB
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
@@ -39,6 +39,7 @@ class Ambush(enum.Enum):
     COMPLETION = "completion"
     PLACEMENT = "placement"
     TRANSFER = "transfer"
+    SLOT = "slot"
 
 
 @dataclass(slots=True)
@@ -117,13 +118,36 @@ class Chaos:
         self.oracle = Oracle(self.cluster, fair_weather=not self._stormy)
         self.cluster.observers.append(self)
         self.faults = 0
+        self._raging = True
         self.events = 0
         self._log: list[str] = []
-        self._refs = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
-        self._sizes = {ref: self._some_size() for ref in self._refs}
-        self._ambush = rng.choice(list(Ambush)) if self._stormy and rng.random() < 0.5 else None
+        self._plain = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
+        self._sizes = {ref: self._some_size() for ref in self._plain}
+        self._reductions = self._some_reductions() if rng.random() < 0.7 else {}
+        self._sources = [ref for ref in self._sizes if ref not in self._plain]
+        self._refs = [*self._plain, *self._sources, *self._reductions]
+        self._ambush = rng.choice([*Ambush, Ambush.PLACEMENT]) if self._stormy and rng.random() < 0.6 else None
         # Users put again what was lost, at once; without that a placement's ambush has no second act.
         self._retries = self._ambush is Ambush.PLACEMENT or rng.random() < 0.7
+
+    def _some_reductions(self) -> dict[bytes, tuple[tuple[bytes, ...], int]]:
+        """Targets, and what they are made of: a second one shares sources with the first or is made from it."""
+        rng = self._random
+        size = self._some_size()
+        sources = [self.cluster.new_ref() for _ in range(rng.randint(1, 7))]
+        self._sizes |= dict.fromkeys(sources, size)
+        reductions = {self.cluster.new_ref(): (tuple(sources), rng.randint(1, len(sources)))}
+        if rng.random() < 0.4:
+            others = [
+                *rng.sample(sources, rng.randint(0, len(sources))),
+                *rng.sample(list(reductions), rng.randint(0, 1)),
+            ]
+            others += [self.cluster.new_ref() for _ in range(rng.randint(0 if others else 1, 2))]
+            self._sizes |= dict.fromkeys(others, size)
+            reductions[self.cluster.new_ref()] = (tuple(others), rng.randint(1, len(others)))
+        for target in reductions:
+            self._sizes.pop(target, None)
+        return reductions
 
     def run(self) -> None:
         self._quiet_start()
@@ -152,9 +176,13 @@ class Chaos:
     def _storm(self) -> None:
         rng, clock = self._random, self.cluster.clock
         start = clock.now
+        for target in self._reductions:
+            clock.at(start + rng.random() * rng.choice((0.05, 0.3)), self._reduce, target)
         for ref in self._refs:
-            clock.at(start + rng.random() * 0.1, self._put, ref)
-            askers = rng.sample(range(self._nodes), rng.randint(1, self._nodes))
+            if ref not in self._reductions:
+                clock.at(start + rng.random() * rng.choice((0.1, 0.6)), self._put, ref)
+            few = ref in self._sources and rng.random() < 0.7  # else every source would be everywhere
+            askers = rng.sample(range(self._nodes), 0 if few else rng.randint(1, self._nodes))
             spread = rng.choice((0.0, 0.05, 0.5))
             for index in askers:
                 clock.at(start + rng.random() * (0.1 + spread), self._get, ref, index)
@@ -168,6 +196,7 @@ class Chaos:
     def _calm(self) -> None:
         cluster = self.cluster
         self._ambush = None
+        self._raging = False
         for index in range(self._nodes):
             cluster.network.restore(self._host(index))
             node = cluster.slots[index]
@@ -188,8 +217,10 @@ class Chaos:
         # first put met a tombstone that a node which was away has not heard of.
         for _ in range(_PUTS_AGAIN):
             self._run_until(self._only_the_absent_are_missing)
+            for target in self._reductions:
+                self._reduce(target)  # whoever asked for it may have died before it was heard
             wanted = {ref for call in cluster.calls.values() if call.open for ref in refs_of(call)}
-            for ref in sorted(wanted):
+            for ref in sorted(self._needed_for(wanted)):
                 self._put(ref)
         self._run_until(lambda: not any(call.open for call in cluster.calls.values()))
         self.oracle.judge_liveness()
@@ -219,6 +250,18 @@ class Chaos:
             for call in self.cluster.calls.values()
             if call.open
         )
+
+    def _needed_for(self, refs: set[bytes]) -> set[bytes]:
+        """The refs to put so that these can be had."""
+        needed: set[bytes] = set()
+        pending = list(refs)
+        while pending:
+            ref = pending.pop()
+            if ref in self._reductions:
+                pending.extend(self._reductions[ref][0])
+            else:
+                needed.add(ref)
+        return needed
 
     def _patience(self) -> float:
         """How long anything may take once faults have stopped: a constant times the limit plus detection."""
@@ -250,15 +293,16 @@ class Chaos:
         index = int(call.node.host[1:])
         delay = self._random.choice((0.0, 0.002, 0.1))
         if failure is not None and failure.kind in (FailureKind.LOST, FailureKind.ABORTED):
-            self.cluster.clock.after(delay, self._put, ref, self._random.choice((index, None)))
+            for needed in sorted(self._needed_for({ref})):
+                self.cluster.clock.after(delay, self._put, needed, self._random.choice((index, None)))
             self.cluster.clock.after(delay, self._get, ref, index)
         elif failure is not None and failure.kind is FailureKind.DELETED:
-            self.cluster.clock.after(delay, self._put, self._some_ref(), index)
+            self.cluster.clock.after(delay, self._put, self._some_putable_ref(), index)
 
     def directory_says(self, node: NodeId, message: ToNode) -> None:
         if self._ambush is Ambush.PLACEMENT and isinstance(message, Place):
             self._ambush_placement(self.cluster.nodes[identity_of(node)], message)
-        elif self._ambush is Ambush.TRANSFER and isinstance(message, Place):
+        elif self._ambush is Ambush.TRANSFER and isinstance(message, Place) and message.version.ref in self._refs:
             self._ambush = None
             transfer = message.size / _BANDWIDTH
             self.cluster.clock.after(self._random.random() * transfer, self._delete, message.version.ref)
@@ -266,6 +310,8 @@ class Chaos:
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         if self._ambush is Ambush.COMPLETION and isinstance(message, Completed):
             self._ambush_completion(node, message)
+        elif self._ambush is Ambush.SLOT and isinstance(message, Bound) and self._random.random() < 0.5:
+            self._ambush_slot(node, message)
 
     def _ambush_completion(self, node: VirtualNode, message: Completed) -> None:
         """The one other complete copy dies, and the word of the new one is held up: is the object taken for lost?"""
@@ -291,6 +337,15 @@ class Chaos:
         for root in roots:
             clock.after(2 * self.cluster.shape.latency, self._kill_node, root)
 
+    def _ambush_slot(self, node: VirtualNode, message: Bound) -> None:
+        """The host of a slot, or of one of the parts it lacks, dies while they are being combined."""
+        self._ambush = None
+        victims = [node]
+        for part in message.missing:
+            victims += self._complete_elsewhere(part.ref, node)
+        delay = self._random.random() * self._sizes.get(message.version.ref, self._largest) / _BANDWIDTH
+        self.cluster.clock.after(delay, self._kill_node, self._random.choice(victims))
+
     def _complete_elsewhere(self, ref: bytes, node: VirtualNode) -> list[VirtualNode]:
         return [
             other
@@ -303,7 +358,8 @@ class Chaos:
     def _user_actions(self) -> list[Callable[[], None]]:
         return [
             *[lambda: self._get(self._some_ref(), self._some_node())] * 5,
-            *[lambda: self._put(self._some_ref())] * 2,
+            *[lambda: self._put(self._some_putable_ref())] * 2,
+            *[self._ask] * (2 if self._reductions else 0),
             *[self._wait] * 2,
             *[self._unpin_some] * 2,
             self._cancel_some,
@@ -315,7 +371,7 @@ class Chaos:
             index = self._some_living_node()
         if index is None or not self.cluster.slots[index].alive:
             return
-        if self._random.random() < 0.2:
+        if self._random.random() < 0.2 and ref in self._plain:
             self._sizes[ref] = self._some_size()  # put again with other bytes
         size = self._sizes[ref]
         inline = size <= self.cluster.settings.inline_limit
@@ -326,6 +382,18 @@ class Chaos:
         if self.cluster.slots[index].alive:
             self._say(f"get {ref.hex()[:8]}", index)
             self.cluster.get(index, ref)
+
+    def _reduce(self, target: bytes) -> None:
+        index = self._some_living_node()
+        if index is not None:
+            sources, count = self._reductions[target]
+            self._say(f"reduce {count} of {len(sources)} into {target.hex()[:8]}", index)
+            self.cluster.reduce(index, target, sources, count)
+
+    def _ask(self) -> None:
+        index = self._some_living_node()
+        if index is not None:
+            self.cluster.contributors(index, self._random.choice(list(self._reductions)))
 
     def _wait(self) -> None:
         index = self._some_living_node()
@@ -381,7 +449,7 @@ class Chaos:
             self._kill_node(self.cluster.slots[index])
 
     def _kill_node(self, node: VirtualNode) -> None:
-        if node.alive:
+        if node.alive and self._raging:
             self._fault("kill", int(node.host[1:]))
             node.kill()
 
@@ -470,6 +538,9 @@ class Chaos:
 
     def _some_ref(self) -> bytes:
         return self._random.choice(self._refs)
+
+    def _some_putable_ref(self) -> bytes:
+        return self._random.choice([*self._plain, *self._sources])
 
     def _some_node(self) -> int:
         return self._random.randrange(self._nodes)

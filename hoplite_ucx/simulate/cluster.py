@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.errors import Failure
@@ -17,15 +17,17 @@ from hoplite_ucx.protocol.events import (
     Answer,
     CallFailed,
     CancelCall,
+    ContributorsCall,
     DeleteCall,
     GetCall,
     Got,
     PutCall,
+    ReduceCall,
     Unpin,
     WaitCall,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of, node_id
-from hoplite_ucx.protocol.messages import ToDirectory, ToNode
+from hoplite_ucx.protocol.messages import Operation, ToDirectory, ToNode
 from hoplite_ucx.protocol.node import NodeProfile
 from hoplite_ucx.protocol.settings import GIB
 from hoplite_ucx.simulate.clock import Clock
@@ -33,11 +35,15 @@ from hoplite_ucx.simulate.directory import HOST as DIRECTORY_HOST
 from hoplite_ucx.simulate.directory import VirtualDirectory
 from hoplite_ucx.simulate.network import Endpoint, Network
 from hoplite_ucx.simulate.node import VirtualNode
+from hoplite_ucx.simulate.provenance import Provenance
 from hoplite_ucx.simulate.streams import Receiving
 
 CLUSTER = "virtual"
-_TOKEN_BYTES = 8
 _FAST = 1e12
+_CHECK_DIRECTORY_EVERY = 4
+
+
+UserCall: TypeAlias = PutCall | GetCall | WaitCall | DeleteCall | ReduceCall | ContributorsCall
 
 
 @dataclass(slots=True)
@@ -45,7 +51,7 @@ class Call:
     """One call of a user, from its start to its answer."""
 
     node: VirtualNode
-    event: PutCall | GetCall | WaitCall | DeleteCall
+    event: UserCall
     began: float
     token: int = 0
     """Of a put: what its bytes are known by."""
@@ -114,7 +120,8 @@ class VirtualCluster:
         self.calls: dict[CallId, Call] = {}
         self._checked = checked
         self._calls = 0
-        self._tokens = 0
+        self._events = 0
+        self.provenance = Provenance()
         self._refs = 0
         self._identities = 0
         self.directory = VirtualDirectory(self, self.directory_machine(1, CLUSTER, self.settings))
@@ -160,12 +167,10 @@ class VirtualCluster:
         return self._refs.to_bytes(4, "big") + bytes(12)
 
     def put(self, index: int, ref: bytes, size: int, *, inline: bool = False, timeout: float | None = None) -> Call:
-        self._tokens += 1
-        data = None
-        if inline:
-            data = (self._tokens.to_bytes(_TOKEN_BYTES, "big") * (size // _TOKEN_BYTES + 1))[:size]
+        token = self.provenance.new_put()
+        data = self.provenance.to_bytes(token, size) if inline else None
         call = self._call(index, lambda number, at: PutCall(number, ref, size, b"", data, at), timeout)
-        call.token = self._tokens
+        call.token = token
         call.filled = inline
         return self._begin(call)
 
@@ -178,6 +183,16 @@ class VirtualCluster:
     def delete(self, index: int, *refs: bytes, timeout: float | None = None) -> Call:
         return self._begin(self._call(index, lambda number, at: DeleteCall(number, refs, at), timeout))
 
+    def reduce(
+        self, index: int, target: bytes, sources: tuple[bytes, ...], count: int, *, timeout: float | None = None
+    ) -> Call:
+        return self._begin(
+            self._call(index, lambda number, at: ReduceCall(number, target, sources, Operation.SUM, count, at), timeout)
+        )
+
+    def contributors(self, index: int, ref: bytes, *, timeout: float | None = None) -> Call:
+        return self._begin(self._call(index, lambda number, at: ContributorsCall(number, ref, at), timeout))
+
     def cancel(self, call: Call) -> None:
         call.cancelled = True
         call.node.abandon_put(call.event.call)
@@ -189,7 +204,7 @@ class VirtualCluster:
     def _call(
         self,
         index: int,
-        make: Callable[[CallId, float | None], PutCall | GetCall | WaitCall | DeleteCall],
+        make: Callable[[CallId, float | None], UserCall],
         timeout: float | None,
     ) -> Call:
         self._calls += 1
@@ -214,7 +229,9 @@ class VirtualCluster:
     # --- what the shells ask -----------------------------------------------------------------------------------
 
     def after_event(self, machine: Directory | NodeState) -> None:
-        if self._checked:
+        """Look at the invariants. The directory's cost more than its events: they are looked at now and then."""
+        self._events += 1
+        if self._checked and (isinstance(machine, NodeState) or self._events % _CHECK_DIRECTORY_EVERY == 0):
             machine.check()
 
     def connect_to_directory(self, node: VirtualNode) -> Endpoint:
@@ -251,9 +268,6 @@ class VirtualCluster:
         assert self.calls[call].node is node
         return self.calls[call].token
 
-    def token_of_data(self, data: bytes) -> int:
-        return int.from_bytes(data[:_TOKEN_BYTES].ljust(_TOKEN_BYTES, b"\0"), "big")
-
     def put_was_filled(self, node: VirtualNode, call: CallId) -> None:
         assert self.calls[call].node is node
         self.calls[call].filled = True
@@ -275,12 +289,12 @@ class VirtualCluster:
         got = call.answer
         assert isinstance(got, Got)
         if got.data is not None:
-            expected = (token.to_bytes(_TOKEN_BYTES, "big") * (got.size // _TOKEN_BYTES + 1))[: got.size]
-            return None if got.data == expected else f"{got.data[:16]!r} instead of put {token}"
+            found = self.provenance.of_bytes(got.data)
+            return None if found == token or not got.data else f"{found} instead of {token}"
         assert got.segment is not None
         spans = call.node.segments[got.segment].content.read(0, got.size)
         wrong = [span for span in spans if span[2] != token]
-        return f"{wrong} instead of put {token}" if wrong else None
+        return f"{wrong} instead of {token}" if wrong else None
 
 
 def _host_name(index: int) -> str:

@@ -7,8 +7,11 @@ protocol; the number of seeds until it is caught says how well that rule is watc
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.reduction import Reduction, Slot
 from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Eviction
 from hoplite_ucx.protocol.node.calls import PendingPut
@@ -89,6 +92,45 @@ class _RecyclesEarly(NodeState):
         self.memory.release = release_early  # type: ignore[method-assign]
 
 
+class _TakesTargetsForSealed(NodeState):
+    """Gives out a reduction's result before it is decided."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        place = self.fetching.place
+        self.fetching.place = lambda placement: place(msgspec.structs.replace(placement, sealed=True))  # type: ignore[method-assign]
+
+
+class _CountsTwice(Reduction):
+    """Takes its first source once more with the last."""
+
+    def _add_group(self, refs: list[bytes], node: NodeId, last: bool) -> None:
+        if last:
+            refs = [*refs, next(iter(self.chosen))]
+        super()._add_group(refs, node, last)
+
+
+class _KeepsVersions(Reduction):
+    """Replaces a source without telling those above that their bytes are others now."""
+
+    def _renew(self, slot: Slot) -> None:
+        self._end_output(slot)
+
+
+class _SealsEarly(Reduction):
+    """Decides a result while a source of it may still become another version."""
+
+    def _seal_if_decided(self) -> None:
+        root = self.root
+        if root is not None and root.bound:
+            self._seal()
+
+
+def _with_reduction(reduction: type[Reduction]) -> type[VirtualCluster]:
+    directory = type("MutantDirectory", (Directory,), {"reduction_type": reduction})
+    return type("MutantCluster", (VirtualCluster,), {"directory_machine": directory})
+
+
 def _with_broadcast(broadcast: type[Broadcast]) -> type[VirtualCluster]:
     directory = type("MutantDirectory", (Directory,), {"broadcast_type": broadcast})
     return type("MutantCluster", (VirtualCluster,), {"directory_machine": directory})
@@ -106,4 +148,8 @@ MUTANTS: dict[str, Callable[[], type[VirtualCluster]]] = {
     "no-starved-signal": lambda: _with_node(_NoStarvedSignal),
     "no-seal": lambda: _with_node(_NoSeal),
     "recycles-early": lambda: _with_node(_RecyclesEarly),
+    "gives-out-undecided": lambda: _with_node(_TakesTargetsForSealed),
+    "counts-a-source-twice": lambda: _with_reduction(_CountsTwice),
+    "keeps-versions": lambda: _with_reduction(_KeepsVersions),
+    "seals-early": lambda: _with_reduction(_SealsEarly),
 }

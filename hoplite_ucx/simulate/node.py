@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 from hoplite_ucx.protocol import NodeState
 from hoplite_ucx.protocol.events import (
     Allocate,
+    Answer,
     CallFailed,
     CancelReceive,
     CancelServe,
+    Combine,
+    CombineBytes,
+    CombinedBytes,
     ConnectDirectory,
+    ContributorsAre,
     DeleteDone,
     DirectoryConnected,
     DirectoryLost,
@@ -35,15 +40,18 @@ from hoplite_ucx.protocol.events import (
     PutFinished,
     PutReady,
     Receive,
+    ReduceDone,
     SendDirectory,
     SendPeer,
     Serve,
     ServeClosed,
+    Supply,
     Tick,
     Waited,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
 from hoplite_ucx.protocol.messages import Alive, ToPeer
+from hoplite_ucx.simulate.combining import Combining
 from hoplite_ucx.simulate.content import Content
 from hoplite_ucx.simulate.network import Endpoint
 from hoplite_ucx.simulate.streams import Receiving, Serving
@@ -63,13 +71,13 @@ class Segment:
         self.size = size
         self.content = content
         self.watermark = 0
-        self.readers: dict[Serving, None] = {}
+        self.readers: dict[Serving | Combining, None] = {}
 
     def raise_watermark(self, watermark: int) -> None:
         if watermark > self.watermark:
             self.watermark = watermark
             for reader in list(self.readers):
-                reader.pump()
+                reader.pump()  # a stream that forwards it, or a slot that combines it
 
 
 class VirtualNode:
@@ -85,6 +93,7 @@ class VirtualNode:
         self.receiving: dict[StreamId, Receiving] = {}
         self.serving: dict[StreamId, Serving] = {}
         self.producing: dict[CallId, Segment] = {}
+        self.combining: dict[int, Combining] = {}
         self.peers: dict[int, Endpoint] = {}
         self.directory: Endpoint | None = None
         self._recycled: list[Content] = []
@@ -101,6 +110,9 @@ class VirtualNode:
             Allocate: self._allocate,
             Fill: self._fill,
             Free: self._free,
+            Combine: self._combine,
+            CombineBytes: self._combine_bytes,
+            Supply: self._supply,
             ConnectDirectory: self._connect_directory,
             DisconnectDirectory: self._disconnect_directory,
             PutReady: self._produce,
@@ -108,6 +120,8 @@ class VirtualNode:
             Got: self._answer,
             Waited: self._answer,
             DeleteDone: self._answer,
+            ReduceDone: self._answer,
+            ContributorsAre: self._answer,
             CallFailed: self._answer,
         }
 
@@ -143,7 +157,7 @@ class VirtualNode:
         positions: dict[StreamId | CallId, int] = {s.stream: s.watermark for s in self.receiving.values()}
         positions |= {s.stream: s.position for s in self.serving.values()}
         positions |= {call: segment.watermark for call, segment in self.producing.items()}
-        self.dispatch(Tick(positions))
+        self.dispatch(Tick(positions, {number: self.segments[number].watermark for number in self.combining}))
 
     # --- processes come and go ---------------------------------------------------------------------------------
 
@@ -220,6 +234,10 @@ class VirtualNode:
             self.directory.send((self.machine.node, effect.message))
 
     def _send_peer(self, effect: SendPeer) -> None:
+        if identity_of(effect.peer) == self.identity:  # a slot may be fed from its own node's store
+            delay = self.cluster.network.latency(self.host, self.host)
+            self.clock.after(delay, self.dispatch, FromPeer(self.machine.node, effect.message))
+            return
         endpoint = self.peers.get(identity_of(effect.peer))
         if endpoint is not None:
             endpoint.send((self.machine.node, effect.message))
@@ -227,7 +245,7 @@ class VirtualNode:
     def connect_peer(self, peer: NodeId) -> None:
         """Make a session with a peer unless there is one; a dead process refuses after a round trip."""
         identity = identity_of(peer)
-        if identity in self.peers:
+        if identity in self.peers or identity == self.identity:
             return
         other = self.cluster.nodes.get(identity)
         if other is None or not other.alive:
@@ -278,15 +296,35 @@ class VirtualNode:
 
     def _free(self, effect: Free) -> None:
         self._recycled.append(self.segments.pop(effect.segment).content)
+        if (combining := self.combining.pop(effect.segment, None)) is not None:
+            combining.close()
+
+    def _combine(self, effect: Combine) -> None:
+        parts = [None if part is None else self.segments[part] for part in effect.parts]
+        combining = Combining(self, effect.segment, self.segments[effect.segment], parts)
+        self.combining[effect.segment] = combining
+        self.clock.after(self.cluster.handover, combining.pump)
+
+    def _supply(self, effect: Supply) -> None:
+        size = len(effect.data)
+        spans = [(0, size, self.cluster.provenance.of_bytes(effect.data))]
+        self.combining[effect.segment].receive(effect.part, 0, size, spans)
+
+    def _combine_bytes(self, effect: CombineBytes) -> None:
+        provenance = self.cluster.provenance
+        token = provenance.combined(provenance.of_bytes(part) for part in effect.parts)
+        data = provenance.to_bytes(token, len(effect.parts[0]))
+        self.clock.after(self.cluster.handover, self.dispatch, CombinedBytes(effect.version, data))
 
     def _fill(self, effect: Fill) -> None:
         segment = self.segments[effect.segment]
-        segment.content.write(0, segment.size, self.cluster.token_of_data(effect.data))
+        segment.content.write(0, segment.size, self.cluster.provenance.of_bytes(effect.data))
         segment.raise_watermark(segment.size)
 
     def _receive(self, effect: Receive) -> None:
         self.connect_peer(effect.sender)
-        self.receiving[effect.stream] = Receiving(self, effect, self.segments[effect.segment])
+        combining = self.combining[effect.segment] if effect.part is not None else None
+        self.receiving[effect.stream] = Receiving(self, effect, self.segments[effect.segment], combining)
 
     def _cancel_receive(self, effect: CancelReceive) -> None:
         if (receiving := self.receiving.get(effect.stream)) is not None:
@@ -333,5 +371,5 @@ class VirtualNode:
         """The user's process dies in the middle of a put."""
         self.producing.pop(call, None)
 
-    def _answer(self, effect: PutDone | Got | Waited | DeleteDone | CallFailed) -> None:
+    def _answer(self, effect: Answer) -> None:
         self.cluster.answered(self, effect)

@@ -6,14 +6,30 @@ once faults have stopped: every wait that could be satisfied has ended, the dire
 and after everything was deleted nothing is left: no stream, no timer, no pin, no byte.
 """
 
-from hoplite_ucx.protocol.errors import FailureKind
-from hoplite_ucx.protocol.events import CallFailed, DeleteCall, GetCall, Got, PutCall, PutDone, WaitCall, Waited
-from hoplite_ucx.protocol.ids import NodeId, Version, label, short
+from hoplite_ucx.protocol.directory.reduction import Reduction
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.events import (
+    CallFailed,
+    ContributorsAre,
+    ContributorsCall,
+    DeleteCall,
+    GetCall,
+    Got,
+    PutCall,
+    PutDone,
+    ReduceCall,
+    WaitCall,
+    Waited,
+)
+from hoplite_ucx.protocol.ids import NodeId, Version, generation_of, label, short
 from hoplite_ucx.protocol.messages import (
+    CombineInline,
     EvictAnswer,
     Eviction,
     Failed,
     PutAccepted,
+    Ready,
+    Sealed,
     StreamFailed,
     StreamFault,
     ToDirectory,
@@ -41,6 +57,10 @@ class Oracle:
         self._cluster = cluster
         self._fair_weather = fair_weather
         self._puts: dict[Version, Call] = {}
+        self._made_of: dict[Version, int] = {}  # decided versions, and the token of their bytes
+        self._contributors: dict[bytes, tuple[bytes, ...]] = {}
+        self._given_up: set[bytes] = set()
+        self._judged: list[Failure | None] = []
         self._deleted: set[bytes] = set()
         self._aborted: set[bytes] = set()
         self._evicted: set[tuple[NodeId, Version]] = set()
@@ -66,6 +86,35 @@ class Oracle:
                 self._evicted.add((node, version))
             case Failed(ref, failure) if failure.kind is FailureKind.LOST:
                 self._judge_loss(ref)
+            case Ready(refs):
+                self._note_given_up(refs)
+            case Sealed(version) | CombineInline(version=version):
+                self._note_decision(version)
+
+    def _note_given_up(self, refs: tuple[bytes, ...]) -> None:
+        """Of a reduction that failed a wait says ready: a get would answer at once."""
+        records = self._cluster.directory.machine.records
+        for ref in refs:
+            reduction = records[ref].reduction if ref in records else None
+            if reduction is not None and reduction.failure is not None:
+                self._given_up.add(ref)
+
+    def _note_decision(self, version: Version) -> None:
+        """A reduction is decided: its bytes must be what its chosen sources are, each once."""
+        if version in self._made_of:
+            return
+        record = self._cluster.directory.machine.records[version.ref]
+        chosen = record.reduction.chosen if record.reduction is not None else record.contributors
+        spec = record.spec
+        if chosen is None or spec is None:
+            return  # deleted at the very moment
+        _require(len(chosen) == spec.count, f"{version} has {len(chosen)} of {spec.count} sources", version.ref)
+        _require(set(chosen) <= set(spec.sources), f"{version} has a source that nobody named", version.ref)
+        self._made_of[version] = self._cluster.provenance.combined(self._token_of(v) for v in chosen.values())
+        self._contributors[version.ref] = tuple(chosen)
+
+    def _token_of(self, version: Version) -> int:
+        return self._puts[version].token if version in self._puts else self._made_of[version]
 
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         if self._fair_weather and isinstance(message, StreamFailed):
@@ -73,8 +122,14 @@ class Oracle:
             _require(not given_up, f"{label(node.machine.node)} gave up a sound stream: {message}", message.version.ref)
 
     def _judge_loss(self, ref: bytes) -> None:
-        _require(not self._fair_weather, f"{short(ref)} was declared lost in fair weather", ref)
         members = self._cluster.directory.machine.members
+        record = self._cluster.directory.machine.records.get(ref)
+        if record is not None and record.deleted:
+            return  # its sources were deleted a moment before it was
+        if record is not None and record.reduction is not None:
+            self._judge_shortage(record.reduction)
+            return
+        _require(not self._fair_weather, f"{short(ref)} was declared lost in fair weather", ref)
         for node in self._cluster.slots:
             if not node.alive or members.get(node.machine.node) is None:
                 continue
@@ -82,12 +137,37 @@ class Oracle:
             if holding is None or holding.version is None:
                 continue
             evicted = (node.machine.node, holding.version) in self._evicted
-            newest = max(version for version in self._puts if version.ref == ref)
+            newest = max(version for version in (*self._puts, *self._made_of) if version.ref == ref)
             _require(
                 evicted or holding.version != newest,
                 f"{short(ref)} was declared lost while {label(node.machine.node)} had {holding.version} complete",
                 ref,
             )
+
+    def _judge_shortage(self, reduction: Reduction) -> None:
+        """A reduction may give up only if too few of its sources exist or can still come."""
+        if reduction.failure in self._judged:
+            return
+        self._judged.append(reduction.failure)
+        records = self._cluster.directory.machine.records
+        put = {version.ref for version in self._puts}
+        alive = 0
+        for ref in reduction.spec.sources:
+            record = records.get(ref)
+            made = record is not None and record.reduction is not None and record.reduction.failure is None
+            held = any(node.machine.memory.complete_copy(ref) for node in self._living() if self._is_member(node))
+            never_put = ref not in put and ref not in self._deleted and (record is None or record.spec is None)
+            alive += made or held or never_put
+        _require(
+            alive < reduction.spec.count or bool(self._evicted) or bool(self._deleted),
+            f"{short(reduction.record.ref)} was given up with {alive} of {reduction.spec.count} sources alive",
+            reduction.record.ref,
+        )
+
+    def _is_member(self, node: VirtualNode) -> bool:
+        """A member since its start: what a node that was fenced still has does not count."""
+        first_life = generation_of(node.machine.node) == 0
+        return first_life and self._cluster.directory.machine.members.get(node.machine.node) is not None
 
     def answered(self, call: Call) -> None:
         match call.answer:
@@ -97,26 +177,33 @@ class Oracle:
                 self._judge_failure(call, failure.kind)
             case PutDone() if isinstance(call.event, PutCall):
                 _require(call.filled, f"put {call.event.call} was answered before its last byte", call.event.ref)
+            case ContributorsAre(refs=refs) if isinstance(call.event, ContributorsCall):
+                right = refs == self._contributors.get(call.event.ref)
+                _require(right, f"contributors of {short(call.event.ref)} are not {refs}", call.event.ref)
             case Waited(ready=ready):
                 for ref in ready:
                     known = ref in self._deleted or any(v.ref == ref and c.filled for v, c in self._puts.items())
+                    known = known or ref in self._given_up or any(v.ref == ref for v in self._made_of)
                     _require(known, f"wait says that {short(ref)} is ready, and nobody has put it", ref)
 
     def _judge_value(self, call: Call, version: Version) -> None:
         put = self._puts.get(version)
-        _require(put is not None, f"a get returned {version}, which nobody put", version.ref)
-        assert put is not None
-        _require(put.filled, f"a get returned {version} before its put was complete", version.ref)
-        wrong = self._cluster.wrong_bytes(call, put.token)
+        known = put is not None or version in self._made_of
+        _require(known, f"a get returned {version}, which nobody put and which is not decided", version.ref)
+        _require(put is None or put.filled, f"a get returned {version} before its put was complete", version.ref)
+        wrong = self._cluster.wrong_bytes(call, self._token_of(version))
         _require(wrong is None, f"a get of {version} at {call.node.host} returned {wrong}", version.ref)
 
     def _judge_failure(self, call: Call, kind: FailureKind) -> None:
-        ref = getattr(call.event, "ref", None)
+        refs = refs_of(call)
+        ref = refs[0]
+        made_from_deleted = isinstance(call.event, ReduceCall) and any(source in self._deleted for source in refs)
         justified = {
             FailureKind.LOST: True,  # judged when the directory said it
             FailureKind.DELETED: ref in self._deleted,
             FailureKind.ABORTED: ref in self._aborted,
             FailureKind.STORE_FULL: self._cluster.shape.tight,
+            FailureKind.INVALID: made_from_deleted or isinstance(call.event, ContributorsCall),
         }
         _require(
             justified.get(kind, False),
@@ -134,9 +221,25 @@ class Oracle:
                 continue
             refs = refs_of(call)
             needed = call.event.count if isinstance(call.event, WaitCall) else 1
-            present = sum(ref in records and records[ref].broadcast is not None for ref in refs)
-            if present >= needed or not self._cluster.shape.tight:
+            trees = [records[ref].broadcast for ref in refs if ref in records]
+            present = sum(tree is not None and tree.has_root() for tree in trees)
+            unheard = isinstance(call.event, GetCall | WaitCall) and self._never_reduced(refs)
+            if present >= needed or not (self._cluster.shape.tight or unheard):
                 raise BrokenPromiseError(f"{call.event} at {call.node.host} never ended", refs[0])
+
+    def _never_reduced(self, refs: tuple[bytes, ...]) -> bool:
+        """Whether one is, or is made from, a target that the directory would not take, as a source was deleted."""
+        refused: set[bytes] = set()
+        made_from: dict[bytes, tuple[bytes, ...]] = {}
+        for call in self._cluster.calls.values():
+            if isinstance(call.event, ReduceCall):
+                made_from[call.event.target] = call.event.sources
+                if call.failure is not None:
+                    refused.add(call.event.target)
+        needed = list(refs)
+        for ref in needed:
+            needed.extend(made_from.get(ref, ()))
+        return bool(refused & set(needed))
 
     def judge_agreement(self) -> None:
         """The directory knows of exactly the copies that there are."""
@@ -183,6 +286,10 @@ class Oracle:
             "puts": machine.calls.puts,
             "waits": machine.calls.waits,
             "deletes": machine.calls.deletes,
+            "reduces": machine.calls.reduces,
+            "asks": machine.calls.asks,
+            "slots": machine.reducing.slots,
+            "slots of the shell": node.combining,
             "pins": machine.memory.pinned,
             "segments": machine.memory.segments,
             "memory of the shell": node.segments,
@@ -202,6 +309,10 @@ def refs_of(call: Call) -> tuple[bytes, ...]:
             return (ref,)
         case WaitCall(refs=refs) | DeleteCall(refs=refs):
             return refs
+        case ReduceCall(target=target, sources=sources):
+            return (target, *sources)
+        case ContributorsCall(ref=ref):
+            return (ref,)
 
 
 def _require(true: bool, what: str, ref: bytes | None = None) -> None:

@@ -16,6 +16,7 @@ from hoplite_ucx.protocol.ids import StreamId
 from hoplite_ucx.protocol.messages import StreamFault
 
 if TYPE_CHECKING:
+    from hoplite_ucx.simulate.combining import Combining
     from hoplite_ucx.simulate.content import Span
     from hoplite_ucx.simulate.network import Flow
     from hoplite_ucx.simulate.node import Segment, VirtualNode
@@ -29,7 +30,9 @@ _AHEAD = 2
 class Receiving:
     """The receiving end."""
 
-    def __init__(self, node: VirtualNode, effect: ReceiveEffect, segment: Segment) -> None:
+    def __init__(
+        self, node: VirtualNode, effect: ReceiveEffect, segment: Segment, combining: Combining | None = None
+    ) -> None:
         self._node = node
         self._segment = segment
         self.stream: StreamId = effect.stream
@@ -40,34 +43,56 @@ class Receiving:
         self.closed = False
         self.serving: Serving | None = None
         self.host = node.host
-        self._unprocessed: list[tuple[int, int]] = []
+        self._unprocessed: list[tuple[int, int, list[Span]]] = []
+        self._combining = combining
+        self._part = effect.part or 0
+        self._uncombined: list[int] = []  # ends of chunks that still hold their credit
+        if combining is not None:
+            combining.begin_stream(self._part, self, effect.offset)
 
     def arrive(self, start: int, end: int, spans: list[Span]) -> None:
         if self.closed:
             return
-        for low, high, token in spans:
-            self._segment.content.write(low, high, token)
+        if self._combining is None:
+            for low, high, token in spans:
+                self._segment.content.write(low, high, token)
         if self._node.stopped:
-            self._unprocessed.append((start, end))  # in the kernel's buffers until the process goes on
+            self._unprocessed.append((start, end, spans))  # in the kernel's buffers until the process goes on
         else:
-            self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end)
+            self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end, spans)
 
     def resume(self) -> None:
         unprocessed, self._unprocessed = self._unprocessed, []
-        for start, end in unprocessed:
-            self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end)
+        for start, end, spans in unprocessed:
+            self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end, spans)
 
-    def _hand_over(self, start: int, end: int) -> None:
+    def _hand_over(self, start: int, end: int, spans: list[Span]) -> None:
         if self.closed:
             return
         if self._node.stopped:
-            self._unprocessed.append((start, end))
+            self._unprocessed.append((start, end, spans))
+            return
+        if self._combining is not None:
+            self._uncombined.append(end)
+            self._combining.receive(self._part, start, end, spans)
             return
         self.watermark = end
         self._segment.raise_watermark(end)
         if self.serving is not None:
             self.serving.credit()
         if end == self.size:
+            self._close(None)
+
+    def combined(self, watermark: int) -> None:
+        """The slot has combined what came up to here."""
+        if self.closed:
+            return
+        self.watermark = watermark
+        while self._uncombined and self._uncombined[0] <= watermark:
+            self._uncombined.pop(0)
+            if self.serving is not None:
+                self.serving.credit()
+        if watermark == self.size:
             self._close(None)
 
     def _late_write(self, serving: Serving) -> None:
@@ -87,9 +112,11 @@ class Receiving:
 
     def _close(self, fault: StreamFault | None) -> None:
         if not self.closed:
-            if self.cancelled and self.serving is not None:
+            if self.cancelled and self.serving is not None and self._combining is None:
                 self._late_write(self.serving)
             self.closed = True
+            if self._combining is not None:
+                self._combining.end_stream(self._part)
             self._node.receiving.pop(self.stream, None)
             self._node.dispatch(ReceiveClosed(self.stream, self.watermark, fault))
 

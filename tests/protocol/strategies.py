@@ -45,7 +45,7 @@ def _strategy(info: inspect.Type, known: Known) -> st.SearchStrategy[typing.Any]
         case inspect.UnionType():
             return st.one_of([_strategy(part, known) for part in info.types])
         case inspect.VarTupleType():
-            return st.lists(_strategy(info.item_type, known), max_size=_MOST).map(tuple)
+            return st.lists(_strategy(info.item_type, known), min_size=info.min_length or 0, max_size=_MOST).map(tuple)
         case inspect.StructType():
             if info.cls in known:
                 return known[info.cls]

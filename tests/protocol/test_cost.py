@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_ucx.protocol.cost import choose_granule, hop_delay
+from hoplite_ucx.protocol.cost import choose_degree, choose_granule, hop_delay
 from hoplite_ucx.protocol.settings import KIB, MIB, Settings
 
 SETTINGS = Settings()
@@ -59,3 +59,21 @@ def test_a_cost_that_occupies_the_sender_calls_for_larger_granules() -> None:
 def test_a_hop_costs_latency_hand_over_and_granule() -> None:
     settings = Settings(latency=1.0, handover=2.0, sender_cost=4.0)
     assert hop_delay(80, 10.0, settings) == 1.0 + 2.0 + 4.0 + 8.0
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "degree"),
+    [
+        (64 * MIB, 64, 1),  # large: a chain
+        (4 * MIB, 64, 1),
+        (2 * MIB, 64, 2),  # the chain's hops would take longer than twice the bytes
+        (128 * KIB, 64, 2),  # three terms a slot would leave six for the root
+        (64 * KIB, 64, 4),
+        (256 * KIB, 8, 1),
+        (64 * KIB, 8, 2),
+        (100, 8, 7),  # next to nothing: a star
+        (MIB, 1, 1),
+    ],
+)
+def test_the_degree_follows_size_and_count(size: int, count: int, degree: int) -> None:
+    assert choose_degree(size, count, GBIT, SETTINGS) == degree

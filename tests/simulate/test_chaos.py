@@ -1,6 +1,8 @@
 """Chaos in small: other seeds in every run, mutants that must be caught, and runs that repeat exactly."""
 
 import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 
@@ -49,3 +51,19 @@ def test_mutants_are_caught(name: str) -> None:
             assert outcome.story, "a failing seed tells its story"
             return
     pytest.fail(f"{name} was not noticed in {PATIENCE_WITH_MUTANTS} seeds")
+
+
+def test_a_seed_repeats_exactly_in_another_process() -> None:
+    """Nothing may hang on the order of a set: a failing seed is replayed elsewhere."""
+    program = "from hoplite_ucx.simulate.chaos import run_seed\nprint([run_seed(s).events for s in range(20)])"
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    ]
+    assert runs[0] == runs[1]

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.world import World
-from hoplite_ucx.protocol.ids import NodeId, Version, label
-from hoplite_ucx.protocol.messages import Drop, Eviction, Halt, Place, StreamFault
+from hoplite_ucx.protocol.ids import NO_SLOT, NodeId, ReceiverKey, Version, label, receiver_key
+from hoplite_ucx.protocol.messages import Drop, Eviction, Halt, Inline, Place, StreamFault
 from hoplite_ucx.protocol.placement import Plan, SenderPool
 
 _FIRST_COOLDOWN = 0.05
@@ -44,7 +44,9 @@ class Shunned:
 
 @dataclass(slots=True)
 class Receiver:
+    key: ReceiverKey
     member: Member
+    into: bytes
     order: int
     state: State = State.WAITING
     watermark: int = 0
@@ -71,11 +73,13 @@ class Broadcast:
         self.layout = layout
         self.inline = inline
         self.aborted = False
+        self.sealed = True
+        """Whether its bytes may be given to users: a put's always, a reduction's once it is decided."""
         self.copies: dict[NodeId, Member] = {}
         self.producer: NodeId | None = None
-        self.receivers: dict[NodeId, Receiver] = {}
-        self._waiting: dict[NodeId, Receiver] = {}
-        self._expected: set[NodeId] = set()  # siblings whose reports a repair waits for
+        self.receivers: dict[ReceiverKey, Receiver] = {}
+        self._waiting: dict[ReceiverKey, Receiver] = {}
+        self._expected: set[ReceiverKey] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
         self._no_senders = False  # nobody can send to anyone, until something changes
         self._orders = 0
@@ -88,14 +92,19 @@ class Broadcast:
         return bool(self.copies) or self.producer is not None or self.inline is not None
 
     def complete(self) -> bool:
-        return bool(self.copies) or self.inline is not None
+        """Whether a get can be answered with it."""
+        return self.sealed and (bool(self.copies) or self.inline is not None)
 
     def nodes(self) -> list[NodeId]:
         producer = [] if self.producer is None else [self.producer]
-        return [*self.copies, *producer, *self.receivers]
+        return list(dict.fromkeys([*self.copies, *producer, *(r.member.node for r in self.receivers.values())]))
 
     def waits(self) -> bool:
         return bool(self._waiting)
+
+    def waiting_stores(self) -> dict[NodeId, Member]:
+        """Nodes that want the object for themselves and have no sender."""
+        return {receiver.member.node: receiver.member for receiver in self._waiting.values() if not receiver.into}
 
     def is_lost(self) -> bool:
         """No root, and nobody left who could turn out to be one."""
@@ -139,12 +148,31 @@ class Broadcast:
         self._drop_location(node)
         self._halt_if_rootless()
 
+    def keys_of(self, node: NodeId) -> list[ReceiverKey]:
+        return [key for key, receiver in self.receivers.items() if receiver.member.node == node]
+
+    def forget_node(self, node: NodeId) -> None:
+        """The node is gone, with its copy and with its slots."""
+        self.remove(node)
+        for key in self.keys_of(node):
+            self.forget(key)
+
+    def forget(self, key: ReceiverKey) -> None:
+        """The receiver wants no more."""
+        if isinstance(key, tuple):
+            if key in self.receivers:
+                self._detach(self._forget_receiver(key))
+        else:
+            self.remove(key)
+
     def evict(self, node: NodeId) -> Eviction:
         """Let the node's copy go if another good one stays and nobody is pulling from this one."""
         if node not in self.copies:
             return Eviction.IN_USE
-        if self.inline is not None or not any(
-            member.usable() for other, member in self.copies.items() if other != node
+        if (
+            self.inline is not None
+            or not self.sealed
+            or not any(member.usable() for other, member in self.copies.items() if other != node)
         ):
             return Eviction.LAST_COPY
         if self._children(node):
@@ -157,8 +185,8 @@ class Broadcast:
         """The version is over. Hosts' accounts are settled and everyone who has a byte of it is told."""
         for node in self.nodes():
             self._world.send(node, Drop(self.version))
-        for node in list(self.receivers):
-            self._detach(self._forget_receiver(node))
+        for key in list(self.receivers):
+            self._detach(self._forget_receiver(key))
         for node in list(self.pool.locations):
             self.pool.remove(node)
         self.copies.clear()
@@ -166,42 +194,45 @@ class Broadcast:
 
     # --- receivers ---------------------------------------------------------------------------------------------
 
-    def want(self, member: Member, watermark: int = 0) -> None:
-        if member.node in self.receivers:
+    def want(self, member: Member, watermark: int = 0, into: bytes = NO_SLOT) -> None:
+        key = receiver_key(member.node, into)
+        if key in self.receivers:
             return
         self._orders += 1
-        receiver = Receiver(member, self._orders, watermark=watermark)
-        self.receivers[member.node] = self._waiting[member.node] = receiver
+        receiver = Receiver(key, member, into, self._orders, watermark=watermark)
+        self.receivers[key] = self._waiting[key] = receiver
 
     def unwant(self, node: NodeId) -> None:
         """Only who has no sender is let go: a running stream may feed others, and ends by itself."""
         if node in self._waiting:
             self.remove(node)
 
-    def adopt(self, member: Member, watermark: int, number: int) -> None:
+    def adopt(self, member: Member, watermark: int, number: int, into: bytes = NO_SLOT) -> None:
         """A node that came back says what it is receiving; if that is what we know, the stream runs on."""
-        receiver = self.receivers.get(member.node)
+        receiver = self.receivers.get(receiver_key(member.node, into))
         if receiver is None:
-            self.remove(member.node)  # it says itself that it is not complete
-            self.want(member, watermark)
+            if not into:
+                self.remove(member.node)  # it says itself that it is not complete
+            self.want(member, watermark, into)
         elif receiver.state is not State.WAITING and receiver.number == number:
             if receiver.state is State.HALTING:
-                self._world.send(member.node, Halt(self.version, number))  # the first may have been lost
+                self._world.send(member.node, Halt(self.version, number, into))  # the first may have been lost
         else:
             self._to_waiting(receiver, watermark)
 
-    def advanced(self, node: NodeId, watermark: int) -> None:
-        receiver = self.receivers.get(node)
+    def advanced(self, key: ReceiverKey, watermark: int) -> None:
+        receiver = self.receivers.get(key)
         if receiver is None or receiver.state is not State.STREAMING or receiver.sender is None:
             return
         receiver.watermark = max(receiver.watermark, min(watermark, self.size))
-        child = self.pool.locations[receiver.sender].children[node]
+        child = self.pool.locations[receiver.sender].children[key]
         finish = self._world.now + (self.size - receiver.watermark) / child.rate
-        self.pool.set_finish(node, finish)
-        self.pool.revise(receiver.sender, node, finish)
+        if not isinstance(key, tuple):
+            self.pool.set_finish(key, finish)
+        self.pool.revise(receiver.sender, key, finish)
 
-    def failed(self, node: NodeId, number: int, watermark: int, fault: StreamFault, wanted: bool) -> None:
-        receiver = self.receivers.get(node)
+    def failed(self, key: ReceiverKey, number: int, watermark: int, fault: StreamFault, wanted: bool) -> None:
+        receiver = self.receivers.get(key)
         if receiver is None or receiver.number != number or receiver.state is State.WAITING:
             return  # it was placed again meanwhile
         sender = receiver.sender
@@ -210,19 +241,20 @@ class Broadcast:
             if fault in (StreamFault.BROKEN, StreamFault.STALLED):
                 self._write_off(sender)
             if fault is StreamFault.BROKEN:
-                self._expect_siblings(sender, node)
-        self._world.tell(self.version.ref, "{} lost its sender at {}: {}", label(node), watermark, fault.value)
+                self._expect_siblings(sender, key)
+        node = label(receiver.member.node)
+        self._world.tell(self.version.ref, "{} lost its sender at {}: {}", node, watermark, fault.value)
         self._reported(receiver, watermark, wanted)
 
-    def halted(self, node: NodeId, number: int, watermark: int, wanted: bool) -> None:
-        receiver = self.receivers.get(node)
+    def halted(self, key: ReceiverKey, number: int, watermark: int, wanted: bool) -> None:
+        receiver = self.receivers.get(key)
         if receiver is not None and receiver.number == number and receiver.state is State.HALTING:
             self._reported(receiver, watermark, wanted)
 
     def _reported(self, receiver: Receiver, watermark: int, wanted: bool) -> None:
         self._to_waiting(receiver, watermark)
         if not wanted:
-            self.remove(receiver.member.node)
+            self.forget(receiver.key)
 
     # --- placing -----------------------------------------------------------------------------------------------
 
@@ -239,11 +271,16 @@ class Broadcast:
         queue = sorted(self._waiting.values(), key=lambda receiver: (-receiver.watermark, receiver.order))
         for receiver in queue:
             member = receiver.member
-            if (regrouping and receiver.watermark) or not member.connected or member.receiving >= member.streams_in:
+            full = member.receiving >= member.streams_in and not receiver.into
+            if (regrouping and receiver.watermark) or not member.connected or full:
+                continue
+            if receiver.into and self.inline is not None:
+                self._forget_receiver(receiver.key)
+                self._world.send(member.node, Inline(self.version, self.layout, self.inline, receiver.into))
                 continue
             plan = self.choose_sender(receiver)
             if plan is None:
-                if not receiver.shunned and not self._children(member.node):
+                if not (receiver.shunned or receiver.into or self._children(member.node)):
                     self._no_senders = True
                     break
                 continue
@@ -256,14 +293,17 @@ class Broadcast:
         node = receiver.member.node
         shunned = receiver.shunned
         now = self._world.now
-        has_children = bool(self._children(node))
+        slot = bool(receiver.into)
+        has_children = not slot and bool(self._children(node))
 
         def acceptable(sender: NodeId) -> bool:
             member = self._members[sender]
             above = self.receivers.get(sender)
             if above is not None and above.state is not State.STREAMING:
                 return False
-            if sender == node or not member.usable() or member.sending >= member.streams_out:
+            if not slot and (sender == node or member.sending >= member.streams_out):
+                return False
+            if not member.usable():
                 return False
             if sender in shunned and now < shunned[sender].until:
                 return False
@@ -280,15 +320,13 @@ class Broadcast:
         receiver.state = State.STREAMING
         receiver.number = self._world.next_number()
         receiver.sender = plan.sender
-        del self._waiting[member.node]
-        member.receiving += 1
-        sender.sending += 1
-        self.pool.occupy(plan, member.node, member.nic)
-        if member.node in self.pool.locations:
-            self.pool.set_finish(member.node, plan.finish)
-        else:
-            depth = self.pool.locations[plan.sender].depth + 1
-            self.pool.add(member.node, member.nic, plan.finish, depth)
+        del self._waiting[receiver.key]
+        if not receiver.into:  # what a slot pulls was reserved with the slot
+            member.receiving += 1
+            sender.sending += 1
+        self.pool.occupy(plan, receiver.key, member.nic)
+        if not receiver.into:  # a slot combines the bytes and has none to forward
+            self._expect_location(member, plan)
         self._world.tell(
             self.version.ref, "{} placed behind {} at {}", label(member.node), label(plan.sender), receiver.watermark
         )
@@ -303,13 +341,23 @@ class Broadcast:
                 sender.address,
                 self.pool.granule,
                 plan.rate,
+                self.sealed,
+                receiver.into,
             ),
         )
+
+    def _expect_location(self, member: Member, plan: Plan) -> None:
+        """A receiver is a location from the start: the next one may be chained behind it."""
+        if member.node in self.pool.locations:
+            self.pool.set_finish(member.node, plan.finish)
+        else:
+            depth = self.pool.locations[plan.sender].depth + 1
+            self.pool.add(member.node, member.nic, plan.finish, depth)
 
     def _halt(self, receiver: Receiver) -> None:
         self._detach(receiver)
         receiver.state = State.HALTING
-        self._world.send(receiver.member.node, Halt(self.version, receiver.number))
+        self._world.send(receiver.member.node, Halt(self.version, receiver.number, receiver.into))
 
     def _halt_if_rootless(self) -> None:
         if self.has_root():
@@ -323,25 +371,27 @@ class Broadcast:
         receiver.state = State.WAITING
         receiver.watermark = watermark
         self.reconsider()
-        self._expected.discard(receiver.member.node)
-        self._waiting[receiver.member.node] = receiver
+        self._expected.discard(receiver.key)
+        self._waiting[receiver.key] = receiver
 
     def _detach(self, receiver: Receiver) -> None:
         """Settle the accounts of a receiver's stream, if it has one."""
         if receiver.sender is None:
             return
         member, sender = receiver.member, self._members[receiver.sender]
-        self.pool.release(sender.node, member.node)
+        self.pool.release(sender.node, receiver.key)
+        receiver.sender = None
+        if receiver.into:
+            return
         if member.receiving >= member.streams_in or sender.sending >= sender.streams_out:
             self._world.supply_changed()  # the stream that ends makes room for one of another object
         member.receiving -= 1
         sender.sending -= 1
-        receiver.sender = None
 
-    def _forget_receiver(self, node: NodeId) -> Receiver:
-        receiver = self.receivers.pop(node)
-        self._waiting.pop(node, None)
-        self._expected.discard(node)
+    def _forget_receiver(self, key: ReceiverKey) -> Receiver:
+        receiver = self.receivers.pop(key)
+        self._waiting.pop(key, None)
+        self._expected.discard(key)
         return receiver
 
     def _drop_location(self, node: NodeId) -> None:
@@ -353,7 +403,7 @@ class Broadcast:
             self._expect(child)
         self.pool.remove(node)
 
-    def _children(self, node: NodeId) -> list[NodeId]:
+    def _children(self, node: NodeId) -> list[ReceiverKey]:
         location = self.pool.locations.get(node)
         return list(location.children) if location is not None else []
 
@@ -378,14 +428,14 @@ class Broadcast:
         if receiver is not None and receiver.sender is not None:
             self.pool.revise(receiver.sender, node, self._world.now)
 
-    def _expect_siblings(self, sender: NodeId, reporter: NodeId) -> None:
+    def _expect_siblings(self, sender: NodeId, reporter: ReceiverKey) -> None:
         for child in self._children(sender):
             if child != reporter:
                 self._expect(child)
 
-    def _expect(self, node: NodeId) -> None:
+    def _expect(self, key: ReceiverKey) -> None:
         """A report is on its way; whoever lost the same sender waits for it a moment, so as to be placed in order."""
-        self._expected.add(node)
+        self._expected.add(key)
         self._regroup_until = self._world.now + self._world.settings.regroup
 
     def _wake_for_waiting(self, regrouping: bool) -> None:

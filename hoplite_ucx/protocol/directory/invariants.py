@@ -3,6 +3,9 @@
 Everything that is counted twice (a stream stands with its receiver, its sender, two members and two NICs) is
 counted again from the receivers and compared. The cost is linear in what the directory knows, so that a simulation
 can afford it after every event.
+
+Of reductions it says that sources and slots are a tree in which each stands once, that the tree, the records and the
+streams between slots agree, and that whatever could be done at once has been done.
 """
 
 import math
@@ -10,7 +13,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.directory.broadcast import Broadcast, State
-from hoplite_ucx.protocol.ids import NodeId, label, short
+from hoplite_ucx.protocol.directory.reduction import Reduction, Slot
+from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
 from hoplite_ucx.protocol.placement import Nic, SenderPool
 
 if TYPE_CHECKING:
@@ -28,10 +32,14 @@ def check_directory(directory: "Directory") -> None:
             _check_version(record, broadcast)
             _check_roles(record, broadcast)
             _check_receivers(broadcast, numbers, streams)
+            _check_slot_receivers(directory, broadcast)
             _check_no_cycles(broadcast)
             _check_pool(broadcast)
             if broadcast.inline is not None:
                 inline += broadcast.size
+        if record.reduction is not None and record.reduction.record is record:
+            _check_reduction(directory, record.reduction, numbers)
+    _check_chains(directory)
     _check_members(directory, streams)
     _check_timers(directory)
     assert directory._inline_total == inline, f"inline total {directory._inline_total}, but {inline} bytes are inline"
@@ -49,9 +57,10 @@ class _Streams:
         self.into: dict[int, dict[bytes, int]] = {}  # id of the Nic → ref → streams
         self.out_of: dict[int, dict[bytes, int]] = {}
 
-    def add(self, ref: bytes, receiver: NodeId, receiver_nic: Nic, sender: NodeId, sender_nic: Nic) -> None:
-        self.receiving[receiver] = self.receiving.get(receiver, 0) + 1
-        self.sending[sender] = self.sending.get(sender, 0) + 1
+    def add(self, ref: bytes, receiver: ReceiverKey, receiver_nic: Nic, sender: NodeId, sender_nic: Nic) -> None:
+        if not isinstance(receiver, tuple):  # what a slot pulls was counted with the slot
+            self.receiving[receiver] = self.receiving.get(receiver, 0) + 1
+            self.sending[sender] = self.sending.get(sender, 0) + 1
         into = self.into.setdefault(id(receiver_nic), {})
         into[ref] = into.get(ref, 0) + 1
         out_of = self.out_of.setdefault(id(sender_nic), {})
@@ -67,14 +76,14 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
     assert record.ref == ref, f"{name}: filed under the wrong ref"
     assert not record.idle(), f"{name}: nothing is known of it, and yet it is kept"
     if record.deleted:
-        assert broadcast is None, f"{name}: deleted, and yet it has a version"
+        _check_hidden(record)
         assert not {**record.waiting, **record.watchers}, f"{name}: deleted, and yet waited for"
         assert not record.deferred, f"{name}: deleted, and yet puts wait for it"
         assert ("tombstone", ref) in directory._world.timers, f"{name}: its tombstone never expires"
     if broadcast is not None:
         strays = record.waiting.keys() - {broadcast.producer, *broadcast.copies}
-        if record.deferred and not broadcast.has_root():
-            strays = set()  # they wait for what is offered next
+        if not broadcast.has_root() and (record.deferred or not broadcast.sealed):
+            strays = set()  # they wait for what is offered next, or for a root
         assert not strays, f"{name}: has a version, and yet nodes wait for one: {strays}"
     if record.watchers and broadcast is not None:
         assert not broadcast.complete(), f"{name}: complete, and its watchers were not told"
@@ -86,8 +95,51 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
     for node, member in record.nodes.items():
         assert directory.members.get(node) is member, f"{name}: {label(node)} is no member"
         assert ref in member.refs, f"{name}: {label(node)} does not list it"
-    for node in (*record.waiting, *record.watchers, *(putter for putter, _ in record.deferred)):
+    askers = (asker for asker, _ in record.askers)
+    for node in (*record.waiting, *record.watchers, *(putter for putter, _ in record.deferred), *askers):
         assert node in record.nodes, f"{name}: {label(node)} waits for it but is not involved"
+    _check_made(directory, record)
+
+
+def _check_hidden(record: "Record") -> None:
+    """A deleted ref has a version only while a reduction that chose it needs the bytes."""
+    name, broadcast = short(record.ref), record.broadcast
+    assert record.reduction is None, f"{name}: deleted, and yet a reduction makes it"
+    if broadcast is not None:
+        assert record.pinned(), f"{name}: deleted, and yet it has a version that nobody needs"
+        getters = _stores(broadcast.receivers)
+        assert not getters, f"{name}: deleted, and yet {_labels(getters)} get it"
+
+
+def _check_made(directory: "Directory", record: "Record") -> None:
+    """What makes the object, and what is made of it."""
+    name, reduction, slot, broadcast = short(record.ref), record.reduction, record.slot, record.broadcast
+    for target, consumer in record.consumers.items():
+        made = directory.records.get(target)
+        assert made is not None, f"{name}: a source of {short(target)}, which is unknown"
+        assert made.reduction is consumer, f"{name}: a source of {short(target)}, which is decided"
+        assert record.ref in consumer.spec.sources, f"{name}: not among the sources of {short(target)}"
+    if slot is not None:
+        assert reduction is not None, f"{name}: the output of a slot of nothing"
+        assert reduction.slots.get(record.ref) is slot, f"{name}: the output of a slot that is over"
+    if record.askers:
+        assert reduction is not None, f"{name}: decided, and nobody was told its contributors"
+        assert reduction.failure is None, f"{name}: failed, and those who asked for its contributors were not told"
+    if broadcast is not None:
+        unsealed = slot is not None
+        assert broadcast.sealed != unsealed, f"{name}: sealed is {broadcast.sealed}, undecided is {unsealed}"
+    if reduction is None:
+        return
+    assert not record.deferred, f"{name}: a put waits although a reduction makes it"
+    assert reduction.record.reduction is reduction, f"{name}: a slot is left of a reduction that is decided"
+    if reduction.record is not record:
+        assert slot is not None, f"{name}: of a reduction, but no slot of it"
+        return
+    assert record.spec is reduction.spec, f"{name}: made by another reduction than it was asked for"
+    assert record.contributors is None, f"{name}: undecided, and yet it has contributors"
+    if reduction.failure is not None:
+        assert broadcast is None, f"{name}: failed, and yet it has a version"
+        assert not record.waiting, f"{name}: failed, and yet waited for"
 
 
 # --- the tree of a version --------------------------------------------------------------------------------------
@@ -95,7 +147,7 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
 
 def _check_version(record: "Record", broadcast: Broadcast) -> None:
     assert broadcast.version.ref == record.ref, f"{broadcast.version}: kept under {short(record.ref)}"
-    assert not broadcast.is_lost(), f"{broadcast.version}: lost, and nobody was told"
+    assert record.slot is not None or not broadcast.is_lost(), f"{broadcast.version}: lost, and nobody was told"
     if broadcast.inline is not None:
         assert len(broadcast.inline) == broadcast.size, f"{broadcast.version}: inline bytes of another size"
 
@@ -114,10 +166,12 @@ def _check_roles(record: "Record", broadcast: Broadcast) -> None:
         assert producer not in receivers, f"{version}: the producer {label(producer)} receives"
         assert producer in record.nodes, f"{version}: the producer {label(producer)} is not involved"
         assert producer in locations, f"{version}: the producer {label(producer)} is not in the pool"
-    strangers = locations.keys() - copies.keys() - receivers.keys() - {producer}
+    strangers = locations.keys() - copies.keys() - set(_stores(receivers)) - {producer}
     assert not strangers, f"{version}: {_labels(strangers)} are in the pool without having any of it"
-    for node, receiver in receivers.items():
-        assert record.nodes.get(node) is receiver.member, f"{version}: receiver {label(node)} is not involved"
+    for key, receiver in receivers.items():
+        assert key == receiver_key(receiver.member.node, receiver.into), f"{version}: {_who(key)} is filed wrongly"
+        involved = record.nodes.get(receiver.member.node)
+        assert involved is receiver.member, f"{version}: receiver {_who(key)} is not involved"
     expected = broadcast._expected - receivers.keys()
     assert not expected, f"{version}: {_labels(expected)} are expected to report but do not receive"
 
@@ -126,36 +180,52 @@ def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams)
     """One parent each, listed by it and by nobody else; the watermark within the object; numbers never used twice."""
     version, waiting, locations = broadcast.version, broadcast._waiting, broadcast.pool.locations
     streaming = 0
-    for node, receiver in broadcast.receivers.items():
+    for key, receiver in broadcast.receivers.items():
         state, sender, number = receiver.state, receiver.sender, receiver.number
-        assert (node in waiting) == (state is State.WAITING), f"{version}: {label(node)} is {state}, queue disagrees"
-        assert 0 <= receiver.watermark <= broadcast.size, f"{version}: {label(node)} is at {receiver.watermark}"
+        assert (key in waiting) == (state is State.WAITING), f"{version}: {_who(key)} is {state}, queue disagrees"
+        assert 0 <= receiver.watermark <= broadcast.size, f"{version}: {_who(key)} is at {receiver.watermark}"
         if number:
-            assert number not in numbers, f"{version}: placement {number} of {label(node)} was given twice"
+            assert number not in numbers, f"{version}: placement {number} of {_who(key)} was given twice"
             numbers.add(number)
         if state is not State.STREAMING:
-            assert sender is None, f"{version}: {label(node)} is {state} and yet has a sender"
+            assert sender is None, f"{version}: {_who(key)} is {state} and yet has a sender"
             continue
-        assert sender is not None, f"{version}: {label(node)} streams from nobody"
-        assert number, f"{version}: {label(node)} streams without a placement"
-        assert node in locations, f"{version}: {label(node)} streams but is not in the pool"
-        assert sender in locations, f"{version}: {label(node)}'s sender {label(sender)} is not in the pool"
+        assert sender is not None, f"{version}: {_who(key)} streams from nobody"
+        assert number, f"{version}: {_who(key)} streams without a placement"
+        if not isinstance(key, tuple):
+            assert key in locations, f"{version}: {_who(key)} streams but is not in the pool"
+        assert sender in locations, f"{version}: {_who(key)}'s sender {label(sender)} is not in the pool"
         location = locations[sender]
-        assert node in location.children, f"{version}: {label(sender)} does not list its child {label(node)}"
+        assert key in location.children, f"{version}: {label(sender)} does not list its child {_who(key)}"
         streaming += 1
-        streams.add(version.ref, node, receiver.member.nic, sender, location.nic)
+        streams.add(version.ref, key, receiver.member.nic, sender, location.nic)
     listed = sum(len(location.children) for location in locations.values())
     assert listed == streaming, f"{version}: {listed} children are listed, {streaming} receivers stream"
     assert len(waiting) <= len(broadcast.receivers), f"{version}: one waits that is no receiver"
 
 
+def _check_slot_receivers(directory: "Directory", broadcast: Broadcast) -> None:
+    """Bytes go to slots only that are bound, at their hosts, and that still need them."""
+    version = broadcast.version
+    for key, receiver in broadcast.receivers.items():
+        if not receiver.into:
+            continue
+        output = directory.records.get(receiver.into)
+        slot = output.slot if output is not None else None
+        assert slot is not None, f"{version}: sent to {_who(key)}, a slot that is over"
+        assert slot.host is receiver.member, f"{version}: sent to {_who(key)}, which is not the slot's host"
+        assert slot.bound, f"{version}: sent to {_who(key)}, which has not taken the slot"
+        assert version.ref in slot.parts, f"{version}: sent to {_who(key)}, and no part of it"
+        assert version.ref not in slot.consumed, f"{version}: sent to {_who(key)}, which has it"
+
+
 def _check_no_cycles(broadcast: Broadcast) -> None:
     """Going up from any receiver one comes to a root, or to a receiver that will be placed again."""
     receivers = broadcast.receivers
-    sound: set[NodeId] = set()
-    for node in receivers:
-        chain: dict[NodeId, None] = {}
-        above: NodeId | None = node
+    sound: set[ReceiverKey] = set()
+    for key in receivers:
+        chain: dict[ReceiverKey, None] = {}
+        above: ReceiverKey | None = key
         while above is not None and above not in sound and above in receivers:
             assert above not in chain, f"{broadcast.version}: a cycle of {_labels(chain)}"
             chain[above] = None
@@ -187,8 +257,207 @@ def _check_pool(broadcast: Broadcast) -> None:
 def _check_slow(broadcast: Broadcast, pool: SenderPool) -> None:
     for child, sender in pool._slow.items():
         location = pool.locations.get(sender)
-        assert location is not None, f"{broadcast.version}: {label(sender)} is gone, {label(child)} is listed as slow"
-        assert child in location.children, f"{broadcast.version}: {label(child)} is listed as slow and streams not"
+        assert location is not None, f"{broadcast.version}: {label(sender)} is gone, {_who(child)} is listed as slow"
+        assert child in location.children, f"{broadcast.version}: {_who(child)} is listed as slow and streams not"
+
+
+# --- a reduction ------------------------------------------------------------------------------------------------
+
+
+def _check_reduction(directory: "Directory", reduction: Reduction, numbers: set[int]) -> None:
+    """An undecided reduction: what it chose, the tree, the hosts, and that nothing is left undone."""
+    name, spec, chosen = short(reduction.record.ref), reduction.spec, reduction.chosen
+    assert len(chosen) <= spec.count, f"{name}: {len(chosen)} sources are chosen, {spec.count} were asked for"
+    foreign = chosen.keys() - set(spec.sources)
+    assert not foreign, f"{name}: {_refs(foreign)} are chosen, and no sources of it"
+    for ref in spec.sources:
+        record = directory.records.get(ref)
+        consumer = record.consumers.get(reduction.record.ref) if record is not None else None
+        assert consumer is reduction, f"{name}: its source {short(ref)} does not know of it"
+    host = reduction._inline_host
+    assert (host is None) == (reduction._inline_version is None), f"{name}: its inline host and version disagree"
+    if host is not None:
+        assert host in reduction.record.nodes, f"{name}: combined by {label(host)}, which is not involved"
+    if reduction.failure is not None:
+        left = chosen or reduction.slots or reduction._terms or reduction._held or reduction.root or host
+        assert not left, f"{name}: failed, and something of it is left"
+        return
+    if reduction._all_inline():
+        assert not reduction.slots, f"{name}: all its sources are inline, and yet it has slots"
+        assert reduction.root is None, f"{name}: all its sources are inline, and yet it has a root"
+    else:
+        assert host is None, f"{name}: combined inline, and not all of its sources are"
+        homes = _check_tree(name, reduction)
+        for ref, slot in reduction.slots.items():
+            _check_slot(directory, name, ref, slot, reduction)
+            if slot.number:
+                assert slot.number not in numbers, f"{name}: slot {short(ref)} was bound under a number given before"
+                numbers.add(slot.number)
+        _check_versions(directory, name, reduction, homes)
+        _check_nothing_undone(directory, name, reduction, homes)
+
+
+def _check_tree(name: str, reduction: Reduction) -> dict[bytes, Slot | None]:
+    """Every chosen source, and every slot but the root, stands once: in a slot, which is returned, or as a term."""
+    slots, root, terms = reduction.slots, reduction.root, [ref for ref, _ in reduction._terms]
+    terms += reduction._held[0] if reduction._held is not None else []
+    homes: dict[bytes, Slot | None] = {}
+    for slot in slots.values():
+        assert slot.parts, f"{name}: slot {short(slot.ref)} has no parts"
+        for part in slot.parts:
+            assert part not in homes, f"{name}: {short(part)} goes into it twice"
+            homes[part] = slot
+    for term in terms:
+        assert term not in homes, f"{name}: the term {short(term)} stands twice"
+        homes[term] = None
+    expected = reduction.chosen.keys() | (slots.keys() - ({root.ref} if root is not None else set()))
+    missing, strange = expected - homes.keys(), homes.keys() - expected
+    assert not missing, f"{name}: {_refs(missing)} have no place in the tree"
+    assert not strange, f"{name}: {_refs(strange)} stand in the tree and were not chosen"
+    full = len(reduction.chosen) == reduction.spec.count
+    assert (root is not None) == full, f"{name}: has a root is {root is not None}, is full is {full}"
+    if root is not None:
+        assert root.ref == reduction.record.ref, f"{name}: its root makes {short(root.ref)}"
+        assert slots.get(root.ref) is root, f"{name}: its root is none of its slots"
+        assert not terms, f"{name}: {_refs(terms)} do not go into its root"
+    for ref, slot in slots.items():
+        assert slot.ref == ref, f"{name}: slot {short(slot.ref)} is filed as {short(ref)}"
+        assert slot.parent is homes.get(ref), f"{name}: slot {short(ref)} has another parent than it is a part of"
+    sound: set[bytes] = set()
+    for slot in slots.values():
+        path: set[bytes] = set()
+        above: Slot | None = slot
+        while above is not None and above.ref not in sound:
+            assert above.ref not in path, f"{name}: slot {short(above.ref)} goes into itself"
+            path.add(above.ref)
+            above = above.parent
+        sound |= path
+    return homes
+
+
+def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduction: Reduction) -> None:
+    """The slot, the record of its output, and its host agree."""
+    what = f"{name}: slot {short(ref)}"
+    record, host = directory.records.get(ref), slot.host
+    assert record is not None, f"{what} has no record"
+    assert record.slot is slot, f"{what} is unknown to its record"
+    assert record.reduction is reduction, f"{what} is of another reduction by its record"
+    broadcast = record.broadcast
+    version = broadcast.version if broadcast is not None else None
+    assert slot.version == version, f"{what} makes {slot.version}, its record has {version}"
+    strange = slot.consumed - set(slot.parts)
+    assert not strange, f"{what} has consumed {_refs(strange)}, which are no parts of it"
+    assert slot.bound <= (host is not None), f"{what} is bound to nobody"
+    if broadcast is not None and broadcast.producer is not None:
+        assert slot.bound, f"{what} is made by {label(broadcast.producer)}, and not bound"
+        assert host is not None, f"{what} is bound to nobody"
+        assert broadcast.producer == host.node, f"{what} is made by {label(broadcast.producer)}, not by its host"
+    if host is None:
+        return
+    assert directory.members.get(host.node) is host, f"{what}: its host {label(host.node)} is no member"
+    assert record.nodes.get(host.node) is host, f"{what}: its host {label(host.node)} is not involved"
+    assert slot.number, f"{what} has a host without a number"
+    assert broadcast is not None, f"{what} has a host and no version"
+    if slot.bound:
+        root = broadcast.producer == host.node or host.node in broadcast.copies
+        assert root, f"{what} is bound to {label(host.node)}, which is no root of it"
+        _check_fed(directory, what, slot, host.node, reduction)
+
+
+def _check_fed(directory: "Directory", what: str, slot: Slot, host: NodeId, reduction: Reduction) -> None:
+    """What a bound slot lacks is sent to it, unless it is gone and must be replaced."""
+    for part in slot.parts:
+        record = directory.records.get(part)
+        broadcast = record.broadcast if record is not None else None
+        if part in slot.consumed or broadcast is None:
+            continue
+        if part in reduction.slots or reduction.chosen.get(part) == broadcast.version:
+            fed = (host, slot.ref) in broadcast.receivers
+            assert fed, f"{what} lacks {short(part)}, which is not sent to it"
+
+
+def _check_versions(directory: "Directory", name: str, reduction: Reduction, homes: dict[bytes, Slot | None]) -> None:
+    """A source that is itself undecided was taken in its current version, or not taken at all."""
+    for ref, version in reduction.chosen.items():
+        slot, record = homes[ref], directory.records.get(ref)
+        if slot is None or not slot.bound or record is None or record.reduction is None or record.broadcast is None:
+            continue
+        current = record.broadcast.version
+        right = current == version or not record.reduction.is_bound()
+        assert right, f"{name}: {version} is a part of it, but {short(ref)} is {current} now"
+
+
+def _check_nothing_undone(
+    directory: "Directory", name: str, reduction: Reduction, homes: dict[bytes, Slot | None]
+) -> None:
+    chosen, spec, root = reduction.chosen, reduction.spec, reduction.root
+    changed = [ref for ref in chosen if not (_is_available(directory, reduction, ref) or _is_in(directory, homes, ref))]
+    gone = [ref for ref in changed if not directory.may_come(ref, seen=True)]
+    spare = next((ref for ref in spec.sources if ref not in chosen and directory.is_ready(ref)), None)
+    if spare is not None:
+        assert len(chosen) == spec.count, f"{name}: {short(spare)} is ready, and was not chosen"
+        assert not gone, f"{name}: {_refs(gone)} are gone, and {short(spare)} could replace them"
+    for ref in changed:
+        assert not directory.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
+    for slot in _needed(reduction):
+        broadcast = directory.records[slot.ref].broadcast
+        if slot.host is not None or (broadcast is not None and not broadcast.is_lost()):
+            continue  # it is on its way, it has a copy, or those who pull from it have yet to report
+        if all(_is_available(directory, reduction, part) for part in slot.parts):
+            looked_for = ("reduce", reduction.record.ref) in directory._world.timers
+            assert looked_for, f"{name}: slot {short(slot.ref)} could be bound, and nobody does"
+    if root is not None and directory.has_copy(root.ref):
+        undecided = any(directory.is_undecided(ref) for ref in chosen)
+        at_work = root.host is not None and not directory.has_part(root.ref, root.host.node, complete=True)
+        assert undecided or at_work, f"{name}: complete and decided, and yet not sealed"
+
+
+def _is_available(directory: "Directory", reduction: Reduction, part: bytes) -> bool:
+    """Whether a slot can be bound as far as this part goes."""
+    if part in reduction.slots:
+        return reduction.slots[part].bound or directory.has_copy(part)
+    return directory.is_ready(part) and directory.version_of(part) == reduction.chosen.get(part)
+
+
+def _is_in(directory: "Directory", homes: dict[bytes, Slot | None], ref: bytes) -> bool:
+    """Whether the bytes of a source are in a slot that has them, or in what was made of that slot."""
+    part, slot = ref, homes[ref]
+    while slot is not None:
+        if (slot.bound and part in slot.consumed) or directory.has_copy(slot.ref):
+            return True
+        part, slot = slot.ref, slot.parent
+    return False
+
+
+def _needed(reduction: Reduction) -> list[Slot]:
+    """The slots whose output is still needed: the tops, and below them whatever was not consumed."""
+    slots = reduction.slots
+    found = [reduction.root] if reduction.root is not None else [slots[t] for t, _ in reduction._terms if t in slots]
+    for slot in found:
+        taken = slot.consumed if slot.bound else ()
+        found.extend(slots[part] for part in slot.parts if part in slots and part not in taken)
+    return found
+
+
+def _check_chains(directory: "Directory") -> None:
+    """Going from targets to what is made of them one comes to an end."""
+    sound: set[bytes] = set()
+    for ref, record in directory.records.items():
+        if not record.consumers or ref in sound:
+            continue
+        open_: set[bytes] = set()
+        pending = [(ref, False)]
+        while pending:
+            at, left = pending.pop()
+            if left:
+                open_.discard(at)
+                sound.add(at)
+            elif at not in sound:
+                assert at not in open_, f"{short(at)}: made from itself"
+                open_.add(at)
+                pending.append((at, True))
+                consumers = directory.records[at].consumers if at in directory.records else ()
+                pending.extend((target, False) for target in consumers if target not in sound)
 
 
 # --- members, timers --------------------------------------------------------------------------------------------
@@ -231,7 +500,25 @@ def _check_timers(directory: "Directory") -> None:
                 record = directory.records.get(ref)
                 assert record is not None, f"{short(ref)}: unknown, and yet to be placed"
                 assert record.broadcast is not None, f"{short(ref)}: without a version, and yet to be placed"
+            case ("reduce", bytes() as ref):
+                record = directory.records.get(ref)
+                assert record is not None, f"{short(ref)}: unknown, and yet to be reduced"
+                assert record.reduction is not None, f"{short(ref)}: decided, and yet to be reduced"
+                assert record.reduction.failure is None, f"{short(ref)}: failed, and yet to be reduced"
 
 
-def _labels(nodes: Iterable[NodeId]) -> str:
-    return ", ".join(sorted(map(label, nodes)))
+def _stores(receivers: Iterable[ReceiverKey]) -> list[NodeId]:
+    """Who receives for its store."""
+    return [key for key in receivers if not isinstance(key, tuple)]
+
+
+def _who(key: ReceiverKey) -> str:
+    return f"{label(key[0])} for {short(key[1])}" if isinstance(key, tuple) else label(key)
+
+
+def _labels(keys: Iterable[ReceiverKey]) -> str:
+    return ", ".join(sorted(map(_who, keys)))
+
+
+def _refs(refs: Iterable[bytes]) -> str:
+    return ", ".join(sorted(map(short, refs)))

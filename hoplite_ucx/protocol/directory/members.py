@@ -33,7 +33,7 @@ class Member:
     probing: bool = False
     receiving: int = 0
     sending: int = 0
-    refs: set[bytes] = field(default_factory=set)
+    refs: dict[bytes, None] = field(default_factory=dict)
     """Every object this node has to do with: a copy, a stream, a want, a watch."""
 
     def usable(self) -> bool:
@@ -59,6 +59,11 @@ class Members:
 
     def __getitem__(self, node: NodeId) -> Member:
         return self._members[node]
+
+    def bandwidth(self) -> float:
+        """What a typical host can send: the median, so that one odd NIC does not shape every tree."""
+        rates = sorted(nic.up for nic, _ in self._nics.values())
+        return rates[len(rates) // 2]
 
     def is_fenced(self, node: NodeId) -> bool:
         return generation_of(node) <= self._fenced.get(identity_of(node), -1)

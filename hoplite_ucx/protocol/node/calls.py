@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     CallFailed,
+    ContributorsAre,
+    ContributorsCall,
     DeleteCall,
     DeleteDone,
     Fill,
@@ -16,11 +18,25 @@ from hoplite_ucx.protocol.events import (
     PutCall,
     PutDone,
     PutReady,
+    ReduceCall,
+    ReduceDone,
     WaitCall,
     Waited,
 )
 from hoplite_ucx.protocol.ids import REF_BYTES, CallId, StreamId, Version, label
-from hoplite_ucx.protocol.messages import MAX_LAYOUT, Aborted, Completed, Delete, Put, PutAccepted, Unwatch, Watch
+from hoplite_ucx.protocol.messages import (
+    MAX_LAYOUT,
+    Aborted,
+    Ask,
+    Completed,
+    Contributors,
+    Delete,
+    Put,
+    PutAccepted,
+    Reduce,
+    Unwatch,
+    Watch,
+)
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching, store_full
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase, Request
@@ -43,6 +59,18 @@ class PendingWait:
     ready: dict[bytes, None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Everything users asked for that the directory may not have heard of."""
+
+    producing: tuple[Version, ...]
+    puts: tuple[Put, ...]
+    watches: tuple[bytes, ...]
+    deletes: tuple[Delete, ...]
+    reduces: tuple[Reduce, ...]
+    asks: tuple[Ask, ...]
+
+
 class Calls:
     def __init__(self, context: Context, memory: Memory, serving: Serving, fetching: Fetching) -> None:
         self._context = context
@@ -52,6 +80,8 @@ class Calls:
         self.puts: dict[CallId, PendingPut] = {}
         self.waits: dict[CallId, PendingWait] = {}
         self.deletes: dict[CallId, DeleteCall] = {}
+        self.reduces: dict[CallId, ReduceCall] = {}
+        self.asks: dict[CallId, ContributorsCall] = {}
         self._watchers: dict[bytes, dict[CallId, None]] = {}
 
     # --- put ---------------------------------------------------------------------------------------------------
@@ -239,6 +269,38 @@ class Calls:
         if self.deletes.pop(call, None) is not None:
             self._context.answer(DeleteDone(call))
 
+    # --- reduce ------------------------------------------------------------------------------------------------
+
+    def reduce(self, call: ReduceCall) -> None:
+        if problem := next(filter(None, map(_bad_ref, (call.target, *call.sources))), None):
+            self._refuse(call.call, problem, None)
+        elif not 1 <= call.count <= len(call.sources) <= self._context.settings.max_refs:
+            detail = f"a count of {call.count} is not within 1 and the {len(call.sources)} sources given"
+            self._refuse(call.call, detail, call.target)
+        else:
+            self.reduces[call.call] = call
+            self._set_deadline(call.call, call.deadline)
+            self._context.tell_directory(_submission(call))
+
+    def reduced(self, call: CallId, failure: Failure | None) -> None:
+        if self.reduces.pop(call, None) is not None:
+            self._context.answer(ReduceDone(call) if failure is None else CallFailed(call, failure))
+
+    def ask(self, call: ContributorsCall) -> None:
+        if problem := _bad_ref(call.ref):
+            self._refuse(call.call, problem, call.ref)
+        else:
+            self.asks[call.call] = call
+            self._set_deadline(call.call, call.deadline)
+            self._context.tell_directory(Ask(call.call, call.ref))
+
+    def contributors(self, answer: Contributors) -> None:
+        if self.asks.pop(answer.call, None) is not None:
+            failure = answer.failure
+            self._context.answer(
+                ContributorsAre(answer.call, answer.refs) if failure is None else CallFailed(answer.call, failure)
+            )
+
     # --- deadlines, cancelling, the session --------------------------------------------------------------------
 
     def expired(self, call: CallId) -> None:
@@ -250,8 +312,8 @@ class Calls:
             remedy = "look whether its producer still runs, or give it a longer timeout"
             self._context.answer(CallFailed(call, Failure(FailureKind.TIMEOUT, detail, remedy, ref)))
             self._fetching.give_up(call)
-        elif call in self.deletes:
-            del self.deletes[call]
+        elif call in self.deletes or call in self.reduces or call in self.asks:
+            self._forget_simple(call)
             self._context.answer(CallFailed(call, self._no_answer(None)))
         elif call in self.puts and not self.puts[call].answered:
             put = self.puts[call]
@@ -276,8 +338,14 @@ class Calls:
             self._fetching.give_up(call)
         elif (wait := self.waits.get(call)) is not None:
             self._forget_wait(wait)
-        elif self.deletes.pop(call, None) is None:
+        elif not self._forget_simple(call):
             self._memory.unpin(call)
+
+    def _forget_simple(self, call: CallId) -> bool:
+        """Calls that are a question and an answer, and hold nothing."""
+        pending: tuple[dict[CallId, DeleteCall] | dict[CallId, ReduceCall] | dict[CallId, ContributorsCall], ...]
+        pending = (self.deletes, self.reduces, self.asks)
+        return any(calls.pop(call, None) is not None for calls in pending)
 
     def dropped(self, version: Version) -> None:
         """The directory ended a version that is still being put: offered again, it gets a new one or the reason."""
@@ -289,14 +357,16 @@ class Calls:
                 put.accepted = None
                 self._context.tell_directory(_offer(put.call))
 
-    def announce(self) -> tuple[tuple[Version, ...], tuple[Put, ...], tuple[bytes, ...], tuple[Delete, ...]]:
+    def announce(self) -> "Announcement":
         puts = [put for put in self.puts.values() if put.holding is not None and not put.answered]
         named = [put.holding.version for put in puts if put.holding is not None]
-        return (
+        return Announcement(
             tuple(version for version in named if version is not None),
             tuple(_offer(put.call) for put in puts if put.accepted is None),
             tuple(self._watchers),
             tuple(Delete(call.call, call.refs) for call in self.deletes.values()),
+            tuple(_submission(call) for call in self.reduces.values()),
+            tuple(Ask(call.call, call.ref) for call in self.asks.values()),
         )
 
     def beat(self, positions: dict[StreamId | CallId, int]) -> None:
@@ -318,6 +388,10 @@ class Calls:
 
 def _offer(call: PutCall) -> Put:
     return Put(call.call, call.ref, call.size, call.layout, call.data)
+
+
+def _submission(call: ReduceCall) -> Reduce:
+    return Reduce(call.call, call.target, call.sources, call.op, call.count)
 
 
 def _bad_ref(ref: bytes) -> str | None:

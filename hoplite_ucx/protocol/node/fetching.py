@@ -8,10 +8,11 @@ stream early is reported with the watermark, and the directory answers with anot
 from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
-from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Got, Receive, ReceiveClosed
-from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, Version, identity_of, label
+from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Got, Receive, ReceiveClosed, Supply
+from hoplite_ucx.protocol.ids import NO_SLOT, CallId, NodeId, StreamId, Version, identity_of, label
 from hoplite_ucx.protocol.messages import (
     Completed,
+    Consumed,
     Declined,
     Halt,
     Halted,
@@ -28,7 +29,7 @@ from hoplite_ucx.protocol.messages import (
     Want,
 )
 from hoplite_ucx.protocol.node.context import Context
-from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase, Request
+from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
 from hoplite_ucx.protocol.node.serving import Serving
 
 
@@ -38,7 +39,7 @@ class Incoming:
 
     stream: StreamId
     placement: Place
-    holding: Holding
+    sink: Holding | Input
     fetch: "Fetch"
     position: int
     sign_of_life: float
@@ -48,13 +49,18 @@ class Incoming:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
+    """`into` names the slot that it is for; else it is for the store, and for whoever gets it."""
+
     ref: bytes
+    into: bytes = NO_SLOT
     getters: dict[CallId, None] = field(default_factory=dict)
     placement: Place | None = None
     number: int = 0
     """The newest placement heard of, kept after it failed: an older one that arrives late is nothing."""
-    holding: Holding | None = None
+    sink: Holding | Input | None = None
     incoming: Incoming | None = None
+    sealed: Version | None = None
+    """The version that is known to be decided."""
     halt: int | None = None
     hungry_for: int | None = None
     """How much memory was missing when a placement was declined; it is asked for again when there may be room."""
@@ -66,7 +72,7 @@ class Fetching:
         self._context = context
         self._memory = memory
         self._serving = serving
-        self.fetches: dict[bytes, Fetch] = {}
+        self.fetches: dict[tuple[bytes, bytes], Fetch] = {}  # by ref and slot
         self.streams: dict[StreamId, Incoming] = {}
         self._hungry: dict[bytes, None] = {}  # refs of fetches that wait for memory, and perhaps some that did
         self.getters: dict[CallId, bytes] = {}  # the ref that each get waits for
@@ -74,24 +80,24 @@ class Fetching:
     # --- from users --------------------------------------------------------------------------------------------
 
     def get(self, ref: bytes, call: CallId) -> None:
-        fetch = self.fetches.get(ref)
+        fetch = self._of_store(ref)
         if fetch is None:
-            fetch = self.fetches[ref] = Fetch(ref)
+            fetch = self.fetches[ref, NO_SLOT] = Fetch(ref)
             self._context.tell_directory(Want(ref))
         fetch.getters[call] = None
         self.getters[call] = ref
 
     def give_up(self, call: CallId) -> None:
         ref = self.getters.pop(call)
-        fetch = self.fetches[ref]
+        fetch = self.fetches[ref, NO_SLOT]
         del fetch.getters[call]
-        if not fetch.getters and fetch.placement is None and fetch.incoming is None:
+        if not fetch.getters and fetch.placement is None and fetch.incoming is None and not self._awaits_seal(fetch):
             self._abandon(fetch)
             self._context.tell_directory(Unwant(ref))
 
     def put_here(self, holding: Holding) -> None:
         """What was wanted has been put on this very node."""
-        fetch = self.fetches.pop(holding.ref, None)
+        fetch = self.fetches.pop((holding.ref, NO_SLOT), None)
         if fetch is not None:
             self._forget_request(fetch)
             self._drop_partial(fetch)
@@ -100,12 +106,14 @@ class Fetching:
 
     def state_of(self, ref: bytes) -> str:
         """What a get that ran out of time was waiting for."""
-        fetch = self.fetches.get(ref)
+        fetch = self._of_store(ref)
         if fetch is None or fetch.number == 0:
             return "nobody has put it yet"
-        if fetch.holding is None:
+        if fetch.sink is None:
             return "there is no room for it in the store"
-        received = f"{fetch.holding.watermark} of {fetch.holding.size} bytes have come"
+        if self._awaits_seal(fetch):
+            return "all its bytes have come, but the reduction that makes it is not decided"
+        received = f"{fetch.sink.watermark} of {fetch.sink.size} bytes have come"
         if fetch.placement is None:
             return f"{received} and no node can send the rest now"
         return f"{received}, the rest is to come from {label(fetch.placement.sender)}"
@@ -114,33 +122,45 @@ class Fetching:
 
     def place(self, placement: Place) -> None:
         version = placement.version
-        fetch = self.fetches.get(version.ref)
+        fetch = self.fetches.get((version.ref, placement.into))
+        if placement.into:
+            if fetch is not None and isinstance(fetch.sink, Input) and fetch.sink.version == version:
+                self._take(fetch, placement)
+            return  # else the slot is over, and the directory knows
         existing = self._memory.get(version)
         if existing is not None and existing.phase is Phase.COMPLETE:
             self._context.tell_directory(Completed(version))
             return
-        if existing is not None and existing.phase is Phase.PRODUCING:
-            return  # nobody is sent what it is putting itself
+        if existing is not None and existing.phase in (Phase.PRODUCING, Phase.REDUCING):
+            return  # nobody is sent what it makes itself
         if placement.number <= (fetch.number if fetch is not None else 0):
             return
         if fetch is None:
-            fetch = self.fetches[version.ref] = Fetch(version.ref)
-        if fetch.holding is not None and fetch.holding.version != version:
+            fetch = self.fetches[version.ref, NO_SLOT] = Fetch(version.ref)
+        if fetch.sink is not None and fetch.sink.version != version:
             self._drop_partial(fetch)
+        self._take(fetch, placement)
+
+    def _take(self, fetch: Fetch, placement: Place) -> None:
+        """The newest placement wins; the stream of an older one is closed first."""
+        if placement.number <= fetch.number:
+            return
         fetch.number = placement.number
         fetch.placement = placement
+        if placement.sealed:
+            self._note_seal(fetch, placement.version)
         fetch.halt = None
         fetch.hungry_for = None
         self._forget_request(fetch)
         if fetch.incoming is not None:
             self._close(fetch.incoming)
-        elif fetch.holding is not None:
+        elif fetch.sink is not None:
             self._open(fetch)
         else:
             self._reserve(fetch, placement)
 
     def halt(self, halt: Halt) -> None:
-        fetch = self.fetches.get(halt.version.ref)
+        fetch = self.fetches.get((halt.version.ref, halt.into))
         placement = fetch.placement if fetch is not None else None
         if fetch is None or placement is None or placement.number != halt.number:
             return  # it failed or completed, and that report is on its way
@@ -151,15 +171,30 @@ class Fetching:
             self._report_halt(fetch)
 
     def inline(self, inline: Inline) -> None:
-        fetch = self.fetches.pop(inline.version.ref, None)
+        if inline.into:
+            self._supply(inline)
+            return
+        fetch = self.fetches.pop((inline.version.ref, NO_SLOT), None)
         if fetch is None:
             return
+        self._forget_request(fetch)
         self._drop_partial(fetch)
         for call in self._take_getters(fetch):
             self._context.answer(Got(call, inline.version, inline.layout, len(inline.data), None, inline.data))
 
+    def _supply(self, inline: Inline) -> None:
+        """A part of a slot that is small enough to come with the message."""
+        fetch = self.fetches.get((inline.version.ref, inline.into))
+        if fetch is None or fetch.incoming is not None or not isinstance(fetch.sink, Input):
+            return
+        sink = fetch.sink
+        if sink.version == inline.version and sink.size == len(inline.data):
+            self._context.emit(Supply(sink.segment, sink.part, inline.data))
+            sink.watermark = sink.size
+            self._complete(fetch, sink)
+
     def failed(self, ref: bytes, failure: Failure) -> None:
-        fetch = self.fetches.pop(ref, None)
+        fetch = self.fetches.pop((ref, NO_SLOT), None)
         if fetch is None:
             return
         self._forget_request(fetch)
@@ -168,21 +203,72 @@ class Fetching:
         self._drop_partial(fetch)
 
     def dropped(self, version: Version) -> None:
-        """The version is over. Whoever still waits for the ref wants the next one."""
-        fetch = self.fetches.get(version.ref)
+        """The version is over. Whoever still waits for the ref wants the next one; slots are told what they need."""
+        fetch = self._of_store(version.ref)
         if fetch is None:
             return
         named = fetch.placement is not None and fetch.placement.version == version
-        held = fetch.holding is not None and fetch.holding.version == version
+        held = fetch.sink is not None and fetch.sink.version == version
         if not (named or held):
             return
         self._forget_request(fetch)
         self._drop_partial(fetch)
-        fetch.placement = None
+        fetch.placement = fetch.halt = None
         if fetch.getters:
             self._context.tell_directory(Want(version.ref))
         else:
-            del self.fetches[version.ref]
+            del self.fetches[version.ref, NO_SLOT]
+
+    def sealed(self, version: Version) -> None:
+        """The version is decided: what is complete of it may be given out, now or when the last byte comes."""
+        fetch = self._of_store(version.ref)
+        holding = self._memory.get(version)
+        if fetch is not None:
+            self._note_seal(fetch, version)
+        if holding is None:
+            return
+        holding.sealed = True
+        if fetch is not None and holding.phase is Phase.COMPLETE and fetch.sink in (holding, None):
+            del self.fetches[version.ref, NO_SLOT]
+            self._forget_request(fetch)
+            for call in self._take_getters(fetch):
+                self._memory.give_out(holding, call)
+        self._memory.release(holding)
+
+    def _note_seal(self, fetch: Fetch, version: Version) -> None:
+        fetch.sealed = version
+        if isinstance(fetch.sink, Holding) and fetch.sink.version == version:
+            fetch.sink.sealed = True
+
+    # --- slots -------------------------------------------------------------------------------------------------
+
+    def feed(self, sink: Input, into: bytes) -> None:
+        """A slot needs a part that this node does not have: its placement will come."""
+        self.fetches[sink.version.ref, into] = Fetch(sink.version.ref, into, sink=sink)
+
+    def make_instead(self, version: Version) -> None:
+        """This node is to make what it was getting: its gets will find it here."""
+        fetch = self._of_store(version.ref)
+        if fetch is not None:
+            self._forget_request(fetch)
+            self._drop_partial(fetch)
+            fetch.placement = fetch.halt = fetch.hungry_for = None
+            if not fetch.getters:
+                del self.fetches[version.ref, NO_SLOT]
+
+    def missing_for(self, into: bytes) -> tuple[Version, ...]:
+        return tuple(
+            fetch.sink.version
+            for fetch in self.fetches.values()
+            if fetch.into == into and isinstance(fetch.sink, Input)
+        )
+
+    def stop_feeding(self, into: bytes) -> None:
+        for key, fetch in list(self.fetches.items()):
+            if fetch.into == into and into:
+                del self.fetches[key]
+                if fetch.incoming is not None:
+                    self._close(fetch.incoming)
 
     # --- from streams ------------------------------------------------------------------------------------------
 
@@ -207,7 +293,7 @@ class Fetching:
             incoming.sign_of_life += late
             position = positions.get(incoming.stream, incoming.position)
             if position > incoming.position:
-                incoming.position = incoming.holding.watermark = position
+                incoming.position = incoming.sink.watermark = position
                 incoming.sign_of_life = now
             elif now - incoming.sign_of_life >= self._context.settings.suspicion:
                 self._fail(incoming, StreamFault.STALLED)
@@ -216,15 +302,15 @@ class Fetching:
         incoming = self.streams.pop(event.stream, None)
         if incoming is None:
             return
-        fetch, holding = incoming.fetch, incoming.holding
-        holding.receive = None
-        holding.watermark = event.watermark
-        if holding.doomed:
-            self._memory.release(holding)
+        fetch, sink = incoming.fetch, incoming.sink
+        sink.receive = None
+        sink.watermark = event.watermark
+        if sink.doomed:
+            self._memory.release(sink.owner)
             return
         fetch.incoming = None
-        if holding.watermark == holding.size:
-            self._complete(fetch, holding)
+        if sink.watermark == sink.size:
+            self._complete(fetch, sink)
         elif fetch.halt is not None:
             self._report_halt(fetch)
         elif fetch.placement is not None and fetch.placement is not incoming.placement:
@@ -236,7 +322,7 @@ class Fetching:
 
     def new_life(self) -> None:
         """The directory has forgotten us: what we were receiving is placed anew, from where it stands."""
-        for fetch in self.fetches.values():
+        for fetch in list(self.fetches.values()):
             self._forget_request(fetch)
             fetch.placement = fetch.halt = None
             fetch.number = 0
@@ -246,9 +332,11 @@ class Fetching:
     def announce(self) -> tuple[tuple[Partial, ...], tuple[bytes, ...]]:
         partials, wants = [], []
         for fetch in list(self.fetches.values()):
-            if fetch.holding is not None and fetch.holding.version is not None:
+            if self._awaits_seal(fetch):
+                continue  # announced as a copy
+            if fetch.sink is not None and fetch.sink.version is not None:
                 number = fetch.placement.number if fetch.placement is not None else 0
-                partials.append(Partial(fetch.holding.version, fetch.holding.watermark, number))
+                partials.append(Partial(fetch.sink.version, fetch.sink.watermark, number, fetch.into))
             elif fetch.getters and fetch.hungry_for is None:
                 # An answer that was on its way is lost, and with it whatever it asked for.
                 self._forget_request(fetch)
@@ -256,12 +344,12 @@ class Fetching:
                 wants.append(fetch.ref)
             elif not fetch.getters:
                 self._forget_request(fetch)
-                del self.fetches[fetch.ref]
+                del self.fetches[fetch.ref, NO_SLOT]
         return tuple(partials), tuple(wants)
 
     def progress(self) -> tuple[Progress, ...]:
         return tuple(
-            Progress(incoming.placement.version, incoming.position)
+            Progress(incoming.placement.version, incoming.position, incoming.fetch.into)
             for incoming in self.streams.values()
             if not incoming.closing
         )
@@ -271,7 +359,7 @@ class Fetching:
     def review_hungry(self) -> None:
         """After memory has changed: ask again, or say that there will be none."""
         for ref in list(self._hungry):
-            fetch = self.fetches.get(ref)
+            fetch = self._of_store(ref)
             if fetch is not None and fetch.hungry_for is not None:
                 self._feed(fetch, fetch.hungry_for)
             else:
@@ -288,9 +376,11 @@ class Fetching:
 
     def _granted(self, fetch: Fetch, placement: Place) -> None:
         fetch.request = None
-        fetch.holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
-        self._memory.name(fetch.holding, placement.version)
-        self._serving.arrived(fetch.holding)
+        holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
+        holding.sealed = placement.version == fetch.sealed
+        fetch.sink = holding
+        self._memory.name(holding, placement.version)
+        self._serving.arrived(holding)
         self._open(fetch)
 
     def _denied(self, fetch: Fetch, placement: Place) -> None:
@@ -303,7 +393,7 @@ class Fetching:
 
     def _feed(self, fetch: Fetch, size: int) -> None:
         if not fetch.getters:
-            del self.fetches[fetch.ref]
+            del self.fetches[fetch.ref, NO_SLOT]
         elif self._memory.could_fit(size):
             fetch.hungry_for = None
             self._context.tell_directory(Want(fetch.ref))
@@ -313,31 +403,34 @@ class Fetching:
     # --- inside ------------------------------------------------------------------------------------------------
 
     def _open(self, fetch: Fetch) -> None:
-        placement, holding = fetch.placement, fetch.holding
+        placement, sink = fetch.placement, fetch.sink
         assert placement is not None
-        assert holding is not None
-        if holding.watermark == holding.size:
-            self._complete(fetch, holding)
+        assert sink is not None
+        if sink.watermark == sink.size:
+            self._complete(fetch, sink)
             return
         stream = self._context.next_stream()
-        incoming = Incoming(stream, placement, holding, fetch, holding.watermark, self._context.now)
+        incoming = Incoming(stream, placement, sink, fetch, sink.watermark, self._context.now)
         fetch.incoming = self.streams[stream] = incoming
-        holding.receive = stream
+        sink.receive = stream
         self._context.emit(
             Receive(
                 stream,
-                holding.segment,
+                sink.segment,
                 placement.sender,
                 placement.address,
                 placement.version,
-                holding.watermark,
-                holding.size,
+                sink.watermark,
+                sink.size,
                 placement.granule,
+                sink.part if isinstance(sink, Input) else None,
             )
         )
         self._context.tell_peer(
             placement.sender,
-            StreamRequest(stream, placement.version, holding.watermark, placement.granule, placement.rate),
+            StreamRequest(
+                stream, placement.version, sink.watermark, placement.granule, placement.rate, bool(fetch.into)
+            ),
         )
 
     def _close(self, incoming: Incoming) -> None:
@@ -351,34 +444,51 @@ class Fetching:
             incoming.fault = fault
             self._close(incoming)
 
-    def _complete(self, fetch: Fetch, holding: Holding) -> None:
+    def _complete(self, fetch: Fetch, sink: Holding | Input) -> None:
+        if isinstance(sink, Input):
+            del self.fetches[fetch.ref, fetch.into]
+            self._context.tell_directory(Consumed(sink.version, fetch.into))
+            self._memory.review()  # those who waited for what was in motion wait for less now
+        else:
+            self._complete_copy(fetch, sink)
+
+    def _complete_copy(self, fetch: Fetch, holding: Holding) -> None:
         holding.phase = Phase.COMPLETE
         holding.used_at = self._context.now
         assert holding.version is not None
         self._context.tell(fetch.ref, "{} is complete", holding.version)
         self._context.tell_directory(Completed(holding.version))
-        del self.fetches[fetch.ref]
-        for call in self._take_getters(fetch):
-            self._memory.give_out(holding, call)
+        fetch.placement = fetch.halt = None
+        if holding.sealed or not fetch.getters:
+            del self.fetches[fetch.ref, NO_SLOT]
+        if holding.sealed:
+            for call in self._take_getters(fetch):
+                self._memory.give_out(holding, call)
         self._memory.release(holding)
 
     def _report_halt(self, fetch: Fetch) -> None:
         placement, fetch.placement, fetch.halt = fetch.placement, None, None
         assert placement is not None
         self._forget_request(fetch)
-        watermark = fetch.holding.watermark if fetch.holding is not None else 0
-        wanted = bool(fetch.getters)
-        self._context.tell_directory(Halted(placement.version, placement.number, watermark, wanted))
+        watermark = fetch.sink.watermark if fetch.sink is not None else 0
+        wanted = bool(fetch.getters or fetch.into)
+        self._context.tell_directory(Halted(placement.version, placement.number, watermark, wanted, fetch.into))
         if not wanted:
             self._abandon(fetch)
 
     def _report_failure(self, fetch: Fetch, incoming: Incoming, fault: StreamFault) -> None:
         placement, fetch.placement = incoming.placement, None
         self._context.tell(fetch.ref, "{} from {}: {}", placement.version, label(placement.sender), fault.value)
-        wanted = bool(fetch.getters)
+        wanted = bool(fetch.getters or fetch.into)
         self._context.tell_directory(
             StreamFailed(
-                placement.version, placement.number, incoming.holding.watermark, placement.sender, fault, wanted
+                placement.version,
+                placement.number,
+                incoming.sink.watermark,
+                placement.sender,
+                fault,
+                wanted,
+                fetch.into,
             )
         )
         if not wanted:
@@ -386,17 +496,24 @@ class Fetching:
 
     def _abandon(self, fetch: Fetch) -> None:
         """Nobody here waits for it and nothing runs: let it go, with the bytes that have come."""
-        del self.fetches[fetch.ref]
+        del self.fetches[fetch.ref, NO_SLOT]
         self._drop_partial(fetch)
 
     def _drop_partial(self, fetch: Fetch) -> None:
-        holding, fetch.holding = fetch.holding, None
+        """Let go of an object that was being received."""
+        sink, fetch.sink = fetch.sink, None
         if fetch.incoming is not None:
             self._close(fetch.incoming)
             fetch.incoming = None
-        if holding is not None:
-            self._serving.gone(holding)
-            self._memory.doom(holding)
+        if isinstance(sink, Holding):
+            self._serving.gone(sink)
+            self._memory.doom(sink)
+
+    def _of_store(self, ref: bytes) -> Fetch | None:
+        return self.fetches.get((ref, NO_SLOT))
+
+    def _awaits_seal(self, fetch: Fetch) -> bool:
+        return isinstance(fetch.sink, Holding) and fetch.sink.phase is Phase.COMPLETE
 
     def _take_getters(self, fetch: Fetch) -> list[CallId]:
         calls, fetch.getters = list(fetch.getters), {}

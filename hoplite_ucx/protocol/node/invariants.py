@@ -6,10 +6,11 @@ freed under a stream. The cost is linear in what the node holds.
 
 from typing import TYPE_CHECKING
 
-from hoplite_ucx.protocol.ids import CallId, StreamId, Version, label, short
+from hoplite_ucx.protocol.ids import NO_SLOT, CallId, StreamId, Version, label, short
 from hoplite_ucx.protocol.node.calls import Calls, PendingPut, PendingWait
 from hoplite_ucx.protocol.node.fetching import Fetch, Fetching
-from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
+from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase
+from hoplite_ucx.protocol.node.reducing import Slot
 from hoplite_ucx.protocol.node.serving import Outgoing, Serving, Turn
 
 if TYPE_CHECKING:
@@ -24,8 +25,15 @@ def check_node(state: "NodeState") -> None:
     _check_pins(name, memory)
     _check_serving(name, state.serving, memory)
     _check_streams(name, state.fetching)
-    for ref, fetch in state.fetching.fetches.items():
-        _check_fetch(name, ref, fetch, state)
+    for (ref, into), fetch in state.fetching.fetches.items():
+        assert (fetch.ref, fetch.into) == (ref, into), f"{name}: fetch of {short(ref)} is filed wrongly"
+        _check_fetch(name, fetch, state)
+        if into:
+            _check_feeding(name, fetch, state)
+        else:
+            _check_getting(name, fetch)
+    for ref, slot in state.reducing.slots.items():
+        _check_slot(name, ref, slot, state)
     _check_getters(name, state.fetching)
     for call, put in state.calls.puts.items():
         _check_put(name, call, put, memory)
@@ -65,16 +73,17 @@ def _check_holdings(name: str, state: "NodeState") -> None:
     """What keeps a segment is really there, and every segment is kept by something."""
     memory, joined = state.memory, state._context.joined
     serves = _count_serves(state.serving)
+    uses = _count_uses(state)
     owners = _owners(state)
     for segment, holding in memory.segments.items():
         phase, receive = holding.phase, holding.receive
         assert holding.segment == segment, f"{_what(name, holding)} is filed as segment {segment}"
         assert 0 <= holding.watermark <= holding.size, f"{_what(name, holding)} is at {holding.watermark}"
         assert holding.serves == serves.get(segment, 0), f"{_what(name, holding)} miscounts who reads it"
-        if receive is not None:
-            incoming = state.fetching.streams.get(receive)
-            assert incoming is not None, f"{_what(name, holding)} receives {receive}, which is not open"
-            assert incoming.holding is holding, f"{_what(name, holding)} receives {receive}, which fills another"
+        assert holding.uses == uses.get(segment, 0), f"{_what(name, holding)} miscounts the slots that combine it"
+        sinks: list[Holding | Input] = [holding, *holding.inputs]
+        for sink in sinks:
+            _check_sink(name, sink, holding, state.fetching)
         if phase is Phase.COMPLETE:
             assert holding.watermark == holding.size, f"{_what(name, holding)} is complete at {holding.watermark}"
             assert receive is None, f"{_what(name, holding)} is complete and yet receives"
@@ -91,9 +100,28 @@ def _check_holdings(name: str, state: "NodeState") -> None:
             assert owners[segment] is phase, f"{_what(name, holding)} is {phase.value}, its owner disagrees"
         if holding.evicting:
             assert phase is Phase.COMPLETE, f"{_what(name, holding)} is evicted while {phase.value}"
+            assert holding.sealed, f"{_what(name, holding)} is evicted and not decided"
             assert joined, f"{_what(name, holding)} waits for an answer that cannot come"
         if holding.kept is not None:
             assert "kept" in state._context.timers, f"{_what(name, holding)} is kept for good"
+
+
+def _check_sink(name: str, sink: Holding | Input, holding: Holding, fetching: Fetching) -> None:
+    """What streams into a segment, for the store or as a part of a slot."""
+    assert sink.owner is holding, f"{_what(name, holding)} has a part that is another's"
+    assert 0 <= sink.watermark <= sink.size, f"{_what(name, holding)} has a part at {sink.watermark} of {sink.size}"
+    if sink.receive is not None:
+        incoming = fetching.streams.get(sink.receive)
+        assert incoming is not None, f"{_what(name, holding)} receives {sink.receive}, which is not open"
+        assert incoming.sink is sink, f"{_what(name, holding)} receives {sink.receive}, which fills another"
+
+
+def _count_uses(state: "NodeState") -> dict[int, int]:
+    uses: dict[int, int] = {}
+    for slot in state.reducing.slots.values():
+        for holding in slot.used:
+            uses[holding.segment] = uses.get(holding.segment, 0) + 1
+    return uses
 
 
 def _count_serves(serving: Serving) -> dict[int, int]:
@@ -106,8 +134,12 @@ def _count_serves(serving: Serving) -> dict[int, int]:
 
 
 def _owners(state: "NodeState") -> dict[int, Phase]:
-    """The segments of fetches and of puts."""
-    owners = {f.holding.segment: Phase.RECEIVING for f in state.fetching.fetches.values() if f.holding is not None}
+    """The segments of fetches, of slots and of puts."""
+    fetches = state.fetching.fetches.values()
+    owners = {fetch.sink.segment: Phase.RECEIVING for fetch in fetches if isinstance(fetch.sink, Holding)}
+    for slot in state.reducing.slots.values():
+        if slot.holding is not None:
+            owners[slot.holding.segment] = Phase.REDUCING
     for put in state.calls.puts.values():
         if put.holding is not None:
             owners[put.holding.segment] = Phase.PRODUCING
@@ -121,6 +153,7 @@ def _check_pins(name: str, memory: Memory) -> None:
         assert call in holding.pins, f"{_what(name, holding)} does not know that call {call} pins it"
         assert holding.segment in memory.segments, f"{_what(name, holding)} was freed under call {call}"
         assert holding.phase is Phase.COMPLETE, f"{_what(name, holding)} was given out while {holding.phase.value}"
+        assert holding.sealed, f"{_what(name, holding)} was given out and not decided"
 
 
 def _check_requests(name: str, state: "NodeState") -> None:
@@ -128,7 +161,9 @@ def _check_requests(name: str, state: "NodeState") -> None:
     memory = state.memory
     if not memory._requests:
         return
-    owned = [f.request for f in state.fetching.fetches.values()] + [p.request for p in state.calls.puts.values()]
+    owned = [f.request for f in state.fetching.fetches.values()]
+    owned += [p.request for p in state.calls.puts.values()]
+    owned += [s.request for s in state.reducing.slots.values()]
     evicting = any(h.evicting for h in memory.segments.values())
     for request in memory._requests:
         assert request in owned, f"{name}: nobody waits for {request.size} bytes that were asked for"
@@ -147,7 +182,8 @@ def _check_serving(name: str, serving: Serving, memory: Memory) -> None:
         assert queue, f"{name}: an empty queue is kept for {version}"
         queues += len(queue)
     assert queues == len(serving.streams), f"{name}: {queues} streams are queued, {len(serving.streams)} are open"
-    assert queues <= serving._limit, f"{name}: {queues} outgoing streams are over the limit of {serving._limit}"
+    counted = sum([not o.request.for_slot for o in serving.streams.values()])
+    assert counted <= serving._limit, f"{name}: {counted} outgoing streams are over the limit of {serving._limit}"
     for stream, outgoing in serving.streams.items():
         _check_outgoing(name, stream, outgoing, serving, memory)
 
@@ -167,34 +203,32 @@ def _check_outgoing(name: str, stream: StreamId, outgoing: Outgoing, serving: Se
 
 
 def _check_streams(name: str, fetching: Fetching) -> None:
-    """An open stream fills its fetch's holding, or is closing because its fetch has let go of it."""
+    """An open stream fills its fetch's sink, or is closing because its fetch has let go of it."""
     for stream, incoming in fetching.streams.items():
-        fetch, holding = incoming.fetch, incoming.holding
+        fetch, sink = incoming.fetch, incoming.sink
         assert incoming.stream == stream, f"{name}: {incoming.stream} is filed as {stream}"
-        assert holding.receive == stream, f"{name}: {stream} fills segment {holding.segment} unknown to it"
-        assert holding.version == incoming.placement.version, f"{name}: {stream} mixes versions"
-        if fetch.incoming is incoming:
-            assert fetching.fetches.get(fetch.ref) is fetch, f"{name}: {stream} fills a fetch that is over"
-            assert fetch.holding is holding, f"{name}: {stream} fills what its fetch does not hold"
+        assert sink.receive == stream, f"{name}: {stream} fills segment {sink.segment} unknown to it"
+        assert sink.version == incoming.placement.version, f"{name}: {stream} mixes versions"
+        if fetch.incoming is incoming and fetching.fetches.get((fetch.ref, fetch.into)) is fetch:
+            assert fetch.sink is sink, f"{name}: {stream} fills what its fetch does not hold"
         else:
             assert incoming.closing, f"{name}: {stream} runs for nobody"
-            assert holding.doomed, f"{name}: {stream} was let go of, but not what it fills"
+            assert sink.doomed, f"{name}: {stream} was let go of, but not what it fills"
 
 
-def _check_fetch(name: str, ref: bytes, fetch: Fetch, state: "NodeState") -> None:
-    what = f"{name}: fetch of {short(ref)}"
-    placement, holding, incoming, request = fetch.placement, fetch.holding, fetch.incoming, fetch.request
-    assert fetch.ref == ref, f"{what} is filed under another ref"
+def _check_fetch(name: str, fetch: Fetch, state: "NodeState") -> None:
+    what = f"{name}: fetch of {short(fetch.ref)}"
+    placement, sink, incoming, request = fetch.placement, fetch.sink, fetch.incoming, fetch.request
     if incoming is not None:
         assert state.fetching.streams.get(incoming.stream) is incoming, f"{what}: its stream is not open"
-    if holding is not None:
-        assert holding.phase is Phase.RECEIVING, f"{what}: its holding is {holding.phase.value}"
-        assert not holding.doomed, f"{what}: its holding is doomed"
+    if sink is not None:
+        assert not sink.doomed, f"{what}: what it fills is doomed"
         assert request is None, f"{what}: asks for memory that it has"
         if placement is not None:
-            assert holding.version == placement.version, f"{what}: placed for another version than it holds"
+            assert sink.version == placement.version, f"{what}: placed for another version than it holds"
     if placement is not None:
         assert placement.number == fetch.number, f"{what}: placed by {placement.number}, the newest is {fetch.number}"
+        assert placement.into == fetch.into, f"{what}: placed for another slot"
         assert incoming is not None or request is not None, f"{what}: placed, but nothing runs"
     if request is not None:
         assert request in state.memory._requests, f"{what}: its request for memory was lost"
@@ -204,17 +238,70 @@ def _check_fetch(name: str, ref: bytes, fetch: Fetch, state: "NodeState") -> Non
         assert incoming.closing, f"{what}: halted, and yet it runs"
     if fetch.hungry_for is not None:
         assert placement is None, f"{what}: placed, and yet it waits for memory"
-        assert holding is None, f"{what}: holds memory, and yet it waits for it"
+        assert sink is None, f"{what}: holds memory, and yet it waits for it"
         assert fetch.getters, f"{what}: waits for memory for nobody"
-    alive = fetch.getters or placement or holding or incoming or not state._context.joined
+    alive = fetch.getters or placement or sink or incoming or not state._context.joined
     assert alive, f"{what}: nobody waits, nothing runs"
+
+
+def _check_getting(name: str, fetch: Fetch) -> None:
+    """A fetch for the store: it receives, or has received all of a version that is not decided."""
+    what, sink = f"{name}: fetch of {short(fetch.ref)}", fetch.sink
+    assert not isinstance(sink, Input), f"{what}: for the store, and fills a slot"
+    if sink is None or sink.phase is Phase.RECEIVING:
+        return
+    assert sink.phase is Phase.COMPLETE, f"{what}: its holding is {sink.phase.value}"
+    assert not sink.sealed, f"{what}: complete and decided, and yet it goes on"
+    assert fetch.placement is None, f"{what}: complete, and yet it is placed"
+    assert fetch.incoming is None, f"{what}: complete, and yet it receives"
+
+
+def _check_feeding(name: str, fetch: Fetch, state: "NodeState") -> None:
+    """A fetch for a slot has the slot's input, and nothing of a get."""
+    what, sink = f"{name}: part {short(fetch.ref)} of slot {short(fetch.into)}", fetch.sink
+    slot = state.reducing.slots.get(fetch.into)
+    assert slot is not None, f"{what}: there is no such slot"
+    assert slot.holding is not None, f"{what}: the slot has no memory"
+    assert isinstance(sink, Input), f"{what}: has no input"
+    assert sink in slot.holding.inputs, f"{what}: its input is another slot's"
+    assert not fetch.getters, f"{what}: a get waits for it"
+    assert fetch.request is None, f"{what}: asks for memory"
+    assert fetch.hungry_for is None, f"{what}: waits for memory"
+
+
+def _check_slot(name: str, ref: bytes, slot: Slot, state: "NodeState") -> None:
+    what, version, holding = f"{name}: slot {slot.bind.version}", slot.bind.version, slot.holding
+    assert version.ref == ref, f"{what} is filed as {short(ref)}"
+    for used in slot.used:
+        assert state.memory.segments.get(used.segment) is used, f"{what} combines a freed segment"
+        assert used.version in slot.bind.parts, f"{what} combines {used.version}, no part of it"
+    if holding is None:
+        assert slot.request is not None, f"{what} has no memory and asks for none"
+        assert slot.request in state.memory._requests, f"{what}: its request for memory was lost"
+        assert not slot.used, f"{what} has no memory and yet combines"
+        return
+    assert slot.request is None, f"{what} asks for memory that it has"
+    assert state.memory.get(version) is holding, f"{what}: its holding is not held"
+    assert not holding.sealed, f"{what}: decided, and yet it goes on"
+    assert holding.phase in (Phase.REDUCING, Phase.COMPLETE), f"{what}: its holding is {holding.phase.value}"
+    assert holding.receive is None, f"{what}: something streams over it"
+    parts = [used.version for used in slot.used] + [sink.version for sink in holding.inputs]
+    assert sorted(slot.bind.parts) == sorted(filter(None, parts)), f"{what}: its parts are not what was bound"
+    for sink in holding.inputs:
+        assert slot.bind.parts[sink.part] == sink.version, f"{what}: {sink.version} is not part {sink.part}"
+        assert sink.size == holding.size, f"{what}: {sink.version} has another size"
+        fetch = state.fetching.fetches.get((sink.version.ref, ref))
+        fed = fetch is not None and fetch.sink is sink
+        assert fed or sink.watermark == sink.size, f"{what}: nobody fetches {sink.version}"
+        if holding.phase is Phase.COMPLETE:
+            assert sink.watermark == sink.size, f"{what}: complete, with {sink.version} at {sink.watermark}"
 
 
 def _check_getters(name: str, fetching: Fetching) -> None:
     listed = sum([len(fetch.getters) for fetch in fetching.fetches.values()])
     assert listed == len(fetching.getters), f"{name}: fetches have {listed} gets, {len(fetching.getters)} are known"
     for call, ref in fetching.getters.items():
-        fetch = fetching.fetches.get(ref)
+        fetch = fetching.fetches.get((ref, NO_SLOT))
         assert fetch is not None, f"{name}: get {call} waits for {short(ref)}, which nobody fetches"
         assert call in fetch.getters, f"{name}: get {call} is unknown to the fetch of {short(ref)}"
 
@@ -268,9 +355,8 @@ def _check_timers(name: str, state: "NodeState") -> None:
             case ("call", int() as call):
                 put = calls.puts.get(call)
                 live = (put is not None and not put.answered) or call in state.fetching.getters
-                assert live or call in calls.waits or call in calls.deletes, (
-                    f"{name}: call {call} is over, not its timer"
-                )
+                simple = any(call in pending for pending in (calls.waits, calls.deletes, calls.reduces, calls.asks))
+                assert live or simple, f"{name}: call {call} is over, not its timer"
             case ("park", StreamId() as stream):
                 assert stream in streams, f"{name}: {stream} is over, not its timer"
                 assert streams[stream].turn is Turn.PARKED, f"{name}: {stream} is not parked any more, but will expire"

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     CancelCall,
+    Combined,
+    CombinedBytes,
     ConnectDirectory,
+    ContributorsCall,
     DeleteCall,
     DirectoryConnected,
     DirectoryLost,
@@ -25,6 +28,7 @@ from hoplite_ucx.protocol.events import (
     PutCall,
     PutFinished,
     ReceiveClosed,
+    ReduceCall,
     ServeClosed,
     Tick,
     Unpin,
@@ -34,6 +38,9 @@ from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, label, next_life
 from hoplite_ucx.protocol.messages import (
     PROTOCOL,
     Alive,
+    Bind,
+    CombineInline,
+    Contributors,
     Copy,
     Deleted,
     Drop,
@@ -48,7 +55,9 @@ from hoplite_ucx.protocol.messages import (
     PutAccepted,
     PutRefused,
     Ready,
+    Reduced,
     Rejected,
+    Sealed,
     StreamCancel,
     StreamRefused,
     StreamRequest,
@@ -62,6 +71,7 @@ from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
 from hoplite_ucx.protocol.node.invariants import check_node
 from hoplite_ucx.protocol.node.memory import Memory, Phase
+from hoplite_ucx.protocol.node.reducing import Reducing
 from hoplite_ucx.protocol.node.serving import Serving
 from hoplite_ucx.protocol.settings import GIB, Settings
 
@@ -87,6 +97,7 @@ class NodeState:
         self.memory = Memory(self._context, profile.memory)
         self.serving = Serving(self._context, self.memory, profile.up, profile.streams_out)
         self.fetching = Fetching(self._context, self.memory, self.serving)
+        self.reducing = Reducing(self._context, self.memory, self.serving, self.fetching)
         self.calls = Calls(self._context, self.memory, self.serving, self.fetching)
         self._incarnation = 0
         self._failures_to_connect = 0
@@ -126,8 +137,16 @@ class NodeState:
                 self.calls.wait(event)
             case DeleteCall():
                 self.calls.delete(event)
+            case ReduceCall():
+                self.calls.reduce(event)
+            case ContributorsCall():
+                self.calls.ask(event)
             case CancelCall(call):
                 self.calls.cancel(call)
+            case Combined(segment):
+                self.reducing.combined(segment)
+            case CombinedBytes(version, data):
+                self.reducing.combined_inline(version, data)
             case Unpin(call):
                 self.memory.unpin(call)
             case PeerLost(peer):
@@ -137,8 +156,8 @@ class NodeState:
                 self._join()
             case DirectoryLost():
                 self._session_lost()
-            case Tick(positions):
-                self._on_tick(positions)
+            case Tick():
+                self._on_tick(event)
         self.fetching.review_hungry()
         return self._context.take_effects()
 
@@ -163,7 +182,7 @@ class NodeState:
         self._context.joined = True
         self._directory_heard = self._context.now
         partials, wants = self.fetching.announce()
-        producing, puts, watches, deletes = self.calls.announce()
+        pending = self.calls.announce()
         self._context.tell_directory(
             Join(
                 PROTOCOL,
@@ -181,11 +200,14 @@ class NodeState:
                     if holding.phase is Phase.COMPLETE
                 ),
                 partials=partials,
-                producing=producing,
-                puts=puts,
+                producing=pending.producing,
+                slots=self.reducing.announce(),
+                puts=pending.puts,
                 wants=wants,
-                watches=watches,
-                deletes=deletes,
+                watches=pending.watches,
+                deletes=pending.deletes,
+                reduces=pending.reduces,
+                asks=pending.asks,
             )
         )
         self.memory.review()
@@ -215,6 +237,7 @@ class NodeState:
         if fenced.node != self.node:
             return
         self._context.node = next_life(self.node)
+        self.reducing.new_life()
         self.fetching.new_life()
         self._leave_session()
 
@@ -222,11 +245,11 @@ class NodeState:
         self._context.emit(DisconnectDirectory())
         self._session_lost()
 
-    def _on_tick(self, positions: dict[StreamId | int, int]) -> None:
+    def _on_tick(self, tick: Tick) -> None:
         for key in self._context.timers.pop_due(self._context.now):
             match key:
                 case "beat":
-                    self._beat(positions)
+                    self._beat(tick)
                 case "connect":
                     self._context.emit(ConnectDirectory())
                 case "kept":
@@ -236,14 +259,15 @@ class NodeState:
                 case ("park", StreamId() as stream):
                     self.serving.park_expired(stream)
 
-    def _beat(self, positions: dict[StreamId | int, int]) -> None:
+    def _beat(self, tick: Tick) -> None:
         settings = self._context.settings
         late = max(0.0, self._context.now - self._beat_due)
         self._directory_heard += late
         self._set_beat()
-        self.calls.beat(positions)
-        self.fetching.beat(positions, late)
-        self.serving.beat(positions)
+        self.calls.beat(tick.positions)
+        self.reducing.beat(tick.combined)
+        self.fetching.beat(tick.positions, late)
+        self.serving.beat(tick.positions)
         if self._context.joined:
             if self._context.now - self._directory_heard >= settings.lease:
                 self._leave_session()
@@ -283,6 +307,16 @@ class NodeState:
                 self.memory.evict_answered(version, answer)
             case Deleted(call):
                 self.calls.deleted(call)
+            case Bind():
+                self.reducing.bind(message)
+            case CombineInline():
+                self.reducing.combine_inline(message)
+            case Sealed(version):
+                self.reducing.sealed(version)
+            case Reduced(call, failure):
+                self.calls.reduced(call, failure)
+            case Contributors():
+                self.calls.contributors(message)
             case Welcome():
                 self._on_welcome(message)
             case Fenced():
@@ -294,6 +328,7 @@ class NodeState:
 
     def _drop(self, version: Version) -> None:
         self.calls.dropped(version)
+        self.reducing.dropped(version)
         self.fetching.dropped(version)
         holding = self.memory.get(version)
         if holding is not None:

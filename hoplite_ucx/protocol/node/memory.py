@@ -22,6 +22,7 @@ from hoplite_ucx.protocol.node.context import Context
 class Phase(enum.Enum):
     PRODUCING = "producing"
     RECEIVING = "receiving"
+    REDUCING = "reducing"
     COMPLETE = "complete"
 
 
@@ -42,16 +43,47 @@ class Holding:
     serves: int = 0
     writing: bool = False
     """A user's process is filling the segment."""
+    uses: int = 0
+    """Slots of this node that combine it."""
+    inputs: list["Input"] = field(default_factory=list)
+    """What streams into it, if it is a slot's."""
+    sealed: bool = True
+    """Whether users may have it."""
     doomed: bool = False
     evicting: bool = False
     kept: Eviction | None = None
     """Why the directory refused to let it go, until that may have changed."""
 
     def in_use(self) -> bool:
-        return bool(self.pins or self.serves or self.writing) or self.receive is not None
+        streams = self.receive is not None or any(i.receive is not None for i in self.inputs)
+        return bool(self.pins or self.serves or self.writing or self.uses) or streams
+
+    @property
+    def owner(self) -> "Holding":
+        return self
 
     def servable(self) -> bool:
         return not self.doomed
+
+
+@dataclass(slots=True, eq=False)
+class Input:
+    """One part of a slot that comes by a stream: how far it was combined into the slot's segment."""
+
+    owner: Holding
+    part: int
+    version: Version
+    size: int
+    watermark: int = 0
+    receive: StreamId | None = None
+
+    @property
+    def segment(self) -> int:
+        return self.owner.segment
+
+    @property
+    def doomed(self) -> bool:
+        return self.owner.doomed
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +112,7 @@ class Memory:
     def complete_copy(self, ref: bytes) -> Holding | None:
         """A copy of the ref that a get may return."""
         return next(
-            (h for h in self._of_ref(ref) if h.phase is Phase.COMPLETE and not h.doomed),
+            (h for h in self._of_ref(ref) if h.phase is Phase.COMPLETE and h.sealed),
             None,
         )
 
@@ -106,7 +138,11 @@ class Memory:
     def in_motion(self) -> bool:
         """Whether something will free memory, or make it evictable, without anybody's doing."""
         return any(
-            h.receive is not None or h.serves or h.kept is Eviction.IN_USE or (h.doomed and h.writing)
+            h.receive is not None
+            or any(i.receive is not None for i in h.inputs)
+            or h.serves
+            or h.kept is Eviction.IN_USE
+            or (h.doomed and h.writing)
             for h in self.segments.values()
         )
 
@@ -144,7 +180,7 @@ class Memory:
         return [
             h
             for h in self.holdings.values()
-            if h.phase is Phase.COMPLETE and not (h.in_use() or h.doomed or h.evicting or h.kept)
+            if h.phase is Phase.COMPLETE and h.sealed and not (h.in_use() or h.doomed or h.evicting or h.kept)
         ]
 
     def evict_answered(self, version: Version, answer: Eviction) -> None:

@@ -52,7 +52,8 @@ class Serving:
     def requested(self, peer: NodeId, request: StreamRequest) -> None:
         if request.stream in self.streams:
             return
-        if len(self.streams) >= self._limit:
+        taken = sum(not outgoing.request.for_slot for outgoing in self.streams.values())
+        if taken >= self._limit and not request.for_slot:
             self._context.tell_peer(peer, StreamRefused(request.stream, StreamFault.BUSY))
             return
         holding = self.holding_for(request.version)

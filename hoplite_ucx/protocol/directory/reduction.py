@@ -1,0 +1,545 @@
+"""One reduction: which sources go into it, the tree of slots that combines them, and how the tree is mended.
+
+The sources that become ready are chosen in that order, each once, until there are `count`. A *term* is a source or the
+output of a slot; an arriving source becomes the head of a slot that takes the last terms of equal height as its other
+parts, or a term of its own. So every slot's parts are older than itself, neighbours in time are neighbours in the tree,
+each slot can start at once, and the last arrival is the root. With degree 1 this is a chain.
+
+A slot is an ordered list of parts. Its output is an object of its own, with a ref, a version and a tree of receivers
+like any other; the root's output is the target. The version stands for the parts' versions and their order, nothing
+else: any node that combines the same parts makes the same bytes. Hence the two repairs:
+- A slot's *host* is lost: another node takes over under the same version, and whoever was pulling resumes where it was.
+- A *part* is lost, or changes its version: another ready source takes its place, and the slot and all above it begin a
+  new version. Subtrees that did not change serve what they have.
+
+A slot is bound only after its parts are, and memory is taken when it is bound: nothing waits for memory while it holds
+what others wait for. The target is sealed once, when its root version is complete and what it was made of is decided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hoplite_ucx.protocol.cost import choose_degree
+from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version, label, short
+from hoplite_ucx.protocol.messages import Bind, CombineInline, Drop, Reduce, Sealed
+
+if TYPE_CHECKING:
+    from hoplite_ucx.protocol.directory.machine import Directory, Record
+
+_REFUSED_FOR = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    ref: bytes
+    parts: list[bytes]
+    height: int
+    prefers: NodeId
+    parent: Slot | None = None
+    version: Version | None = None
+    host: Member | None = None
+    number: int = 0
+    bound: bool = False
+    consumed: set[bytes] = field(default_factory=set)
+    """Parts that the host does not need any more, or has itself."""
+    refused: dict[NodeId, float] = field(default_factory=dict)
+    homeless_since: float | None = None
+
+
+class Reduction:
+    def __init__(self, directory: Directory, record: Record, spec: Reduce, requester: NodeId) -> None:
+        self._directory = directory
+        self._world = directory.world
+        self._requester = requester
+        self.record = record
+        self.spec = spec
+        self.chosen: dict[bytes, Version] = {}
+        self.slots: dict[bytes, Slot] = {}
+        self.root: Slot | None = None
+        self.failure: Failure | None = None
+        self._final = False  # the failure does not go away by itself
+        self._terms: list[tuple[bytes, int]] = []  # ref, height
+        self._held: tuple[list[bytes], NodeId] | None = None  # a getter's own sources: they go in last, at the root
+        self._ready: dict[bytes, None] = {}  # in the order of becoming so
+        self._seen: set[bytes] = set()  # sources that were ready once: gone, they do not come by themselves
+        self._size = 0
+        self._layout = b""
+        self._degree = 1
+        self._inline_version: Version | None = None
+        self._inline_host: NodeId | None = None
+
+    # --- what is known -----------------------------------------------------------------------------------------
+
+    @property
+    def sealed(self) -> bool:
+        return self.record.reduction is not self
+
+    def is_bound(self) -> bool:
+        """Whether the target grows: it may then be a part of another reduction."""
+        return self.root is not None and (self.root.bound or self._directory.has_copy(self.record.ref))
+
+    def uses(self, ref: bytes) -> bool:
+        """Whether the ref is one of the chosen sources of a result that is not decided."""
+        return ref in self.chosen
+
+    # --- what happens ------------------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """Something about a source or a slot has changed: choose, mend, bind, fail or seal, whatever is due."""
+        if self.sealed or self._final:
+            return
+        self._note_ready()
+        if self.failure is not None:
+            if self._could_finish():
+                self._reopen()
+            else:
+                return
+        self._mend_parts()
+        if self.failure is None:
+            self._choose_ready()
+        if self.failure is not None:
+            return
+        if self._could_finish():
+            self._advance()
+        elif not self._may_be_complete():
+            self._fail(self._shortage())
+
+    def bound(self, slot: Slot, missing: set[bytes]) -> None:
+        assert slot.host is not None
+        slot.bound = True
+        slot.homeless_since = None
+        slot.consumed = {part for part in slot.parts if part not in missing}
+        record = self._directory.record(slot.ref)
+        self._directory.produce(record, slot.host)
+        for part in slot.parts:
+            if part in missing and self._directory.feed(part, slot.host, slot.ref):
+                slot.consumed.add(part)
+        self._directory.settle(record)
+        if slot is self.root:
+            self._directory.source_changed(self.record.ref)
+        self._advance()
+
+    def resumed(self, slot: Slot, missing: set[bytes]) -> None:
+        """The host came back with the slot: it says itself what it still lacks."""
+        if not slot.bound:
+            self.bound(slot, missing)
+            return
+        assert slot.host is not None
+        slot.consumed -= missing
+        for part in slot.parts:
+            if part not in missing and part not in slot.consumed:
+                slot.consumed.add(part)
+                self._directory.unfeed(part, slot.host.node, slot.ref)
+
+    def declined(self, slot: Slot) -> None:
+        assert slot.host is not None
+        slot.refused[slot.host.node] = self._world.now + _REFUSED_FOR
+        self._unbind(slot)
+        self._advance()
+
+    def host_lost(self, slot: Slot) -> None:
+        """Its host is gone. Whether it is needed again is known when those who pull from it have reported."""
+        self._unbind(slot)
+
+    def output_lost(self, slot: Slot) -> None:
+        """Nobody has the output or could turn out to have it."""
+        if slot.bound:
+            self._unbind(slot)
+        self.review()
+
+    def completed(self, slot: Slot) -> None:
+        if slot is self.root:
+            self._seal_if_decided()
+
+    def inline_result(self, member: Member, version: Version, data: bytes) -> None:
+        if version != self._inline_version or member.node != self._inline_host or len(data) != self._size:
+            return
+        if not self._directory.has_inline_room(len(data)):
+            self._restart()  # others were quicker: combine it where objects live
+        else:
+            self._directory.begin_inline(self.record, version, self._layout, data)
+            self._finish()
+
+    def node_lost(self, node: NodeId) -> None:
+        if node == self._inline_host:
+            self._restart()
+
+    def retry(self) -> None:
+        """The user asks again for what failed for good."""
+        if self._final:
+            self._final = False
+            self.failure = None
+            self.review()
+
+    def cancel(self) -> None:
+        """The target is deleted: everything that worked for it stops."""
+        self._tear_down()
+
+    # --- choosing ----------------------------------------------------------------------------------------------
+
+    def _note_ready(self) -> None:
+        for ref in self.spec.sources:
+            if self._directory.is_ready(ref):
+                self._seen.add(ref)
+                self._ready.setdefault(ref)
+            else:
+                self._ready.pop(ref, None)
+
+    def _could_finish(self) -> bool:
+        """Enough sources are in, ready, or still to come."""
+        hopeful = sum(
+            ref in self._ready or self._is_in(ref) or self._directory.may_come(ref, seen=ref in self._seen)
+            for ref in self.spec.sources
+        )
+        return hopeful >= self.spec.count
+
+    def _may_be_complete(self) -> bool:
+        """The root's host died, and someone who was getting the target may have all of it."""
+        broadcast = self.record.broadcast
+        return self.root is not None and self.root.host is None and broadcast is not None and not broadcast.is_lost()
+
+    def _is_in(self, ref: bytes) -> bool:
+        """Chosen, and not needed any more: its bytes are in a slot that has them."""
+        if ref not in self.chosen or not self._directory.is_decided_as(ref, self.chosen[ref]):
+            return False
+        part, slot = ref, self._slot_with(ref)
+        while slot is not None:
+            if self._has_all_of(slot, part) or self._directory.has_copy(slot.ref):
+                return True
+            part, slot = slot.ref, slot.parent
+        return False
+
+    def _has_all_of(self, slot: Slot, part: bytes) -> bool:
+        """Whether the slot's host needs the part no more. Of a slot that runs beside it, it needs what is to come."""
+        child = self.slots.get(part)
+        grows_beside = child is not None and child.host is slot.host and not self._directory.has_copy(part)
+        return slot.bound and part in slot.consumed and not grows_beside
+
+    def _choose_ready(self) -> None:
+        """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""
+        batch: dict[NodeId, list[bytes]] = {}
+        for ref in self._ready:
+            if len(self.chosen) == self.spec.count:
+                break
+            if ref in self.chosen or self._directory.is_deleted(ref):
+                continue
+            if not self._fits(ref):
+                return
+            self.chosen[ref] = self._directory.version_of(ref)
+            batch.setdefault(self._home_of(ref), []).append(ref)
+            self._world.tell(self.record.ref, "chose {} as {} of {}", short(ref), len(self.chosen), self.spec.count)
+        groups = list(batch.items())
+        for index, (node, refs) in enumerate(groups):
+            last = len(self.chosen) == self.spec.count and index == len(groups) - 1
+            self._add_group(refs, node, last)
+
+    def _fits(self, ref: bytes) -> bool:
+        """The first ready source fixes size and layout for all."""
+        size, layout = self._directory.form_of(ref)
+        if not self.chosen:
+            self._size, self._layout = size, layout
+            bandwidth = self._directory.members.bandwidth()
+            self._degree = choose_degree(size, self.spec.count, bandwidth, self._world.settings)
+            return True
+        if (size, layout) == (self._size, self._layout):
+            return True
+        first = next(iter(self.chosen))
+        detail = f"its sources {short(first)} and {short(ref)} differ in shape or dtype"
+        self._final = True
+        self._fail(Failure(FailureKind.INVALID, detail, "reduce objects of one shape and dtype", self.record.ref))
+        return False
+
+    def _add_group(self, refs: list[bytes], node: NodeId, last: bool) -> None:
+        """A getter's own sources are kept for the root: elsewhere its network card would have to take in both what its
+        slot combines and the result."""
+        if not last and self._held is None and (node == self._requester or node in self.record.waiting):
+            self._held = (refs, node)
+            return
+        if last and self._held is not None:
+            (held, at), self._held = self._held, None
+            self._add_term(refs, node, last=False)
+            refs, node = held, at
+        self._add_term(refs, node, last)
+
+    def _add_term(self, refs: list[bytes], node: NodeId, last: bool) -> None:
+        if last:
+            taken, self._terms = self._terms, []
+        elif len(self._terms) >= self._degree and len({height for _, height in self._terms[-self._degree :]}) == 1:
+            taken, self._terms = self._terms[-self._degree :], self._terms[: -self._degree]
+        elif len(refs) == 1:
+            self._terms.append((refs[0], 0))
+            return
+        else:
+            taken = []
+        height = 1 + max((height for _, height in taken), default=0)
+        ref = self.record.ref if last else self._slot_ref()
+        slot = Slot(ref, [*refs, *(term for term, _ in taken)], height, node)
+        for term, _ in taken:
+            if term in self.slots:
+                self.slots[term].parent = slot
+        self.slots[ref] = slot
+        self._directory.record(ref).slot = slot
+        self._directory.record(ref).reduction = self
+        if last:
+            self.root = slot
+        else:
+            self._terms.append((ref, height))
+
+    def _slot_ref(self) -> bytes:
+        name = self.record.ref + self._world.next_number().to_bytes(8, "big")
+        return hashlib.blake2b(name, digest_size=REF_BYTES).digest()
+
+    def _home_of(self, ref: bytes) -> NodeId:
+        return self._directory.home_of(ref)
+
+    # --- mending -----------------------------------------------------------------------------------------------
+
+    def _mend_parts(self) -> None:
+        """A chosen source that is not what it was, and whose bytes are still needed, is updated or replaced."""
+        for ref, version in list(self.chosen.items()):
+            if self._is_in(ref) or (ref in self._ready and self._directory.version_of(ref) == version):
+                continue
+            if ref not in self._ready and self._directory.may_come(ref, seen=True):
+                continue  # it is not known to be lost
+            slot = self._slot_with(ref)
+            spare = ref if ref in self._ready else next((s for s in self._ready if s not in self.chosen), None)
+            if spare is None:
+                continue  # perhaps one comes
+            if not self._fits(spare):
+                return
+            self._world.tell(self.record.ref, "{} takes the place of {}", short(spare), short(ref))
+            self._replace(ref, spare)
+            if slot is None and self._held is not None and ref in self._held[0]:
+                self._held = ([spare if part == ref else part for part in self._held[0]], self._home_of(spare))
+            elif slot is None:
+                self._terms = [(spare if term == ref else term, height) for term, height in self._terms]
+            else:
+                self._renew(slot)
+                slot.parts = [spare if part == ref else part for part in slot.parts]
+                slot.prefers = self._home_of(spare)
+
+    def _replace(self, ref: bytes, spare: bytes) -> None:
+        """Keep the order of choice: contributors are told in it."""
+        before, self.chosen = self.chosen, self._chosen_with(ref, spare)
+        self._directory.release_sources(before)
+
+    def _chosen_with(self, ref: bytes, spare: bytes) -> dict[bytes, Version]:
+        return {
+            (spare if source == ref else source): (
+                self._directory.version_of(spare) if source == ref else self.chosen[source]
+            )
+            for source in self.chosen
+        }
+
+    def _renew(self, slot: Slot) -> None:
+        """The slot's parts are not the same any more: it and everything above begins a new version."""
+        above: Slot | None = slot
+        while above is not None:
+            self._end_output(above)
+            above = above.parent
+
+    def _end_output(self, slot: Slot) -> None:
+        self._unbind(slot)
+        if slot.version is None:
+            return
+        slot.version = None
+        slot.homeless_since = None
+        self._directory.reset(self._directory.record(slot.ref))
+        if slot is self.root:
+            self._directory.source_changed(self.record.ref)
+
+    def _unbind(self, slot: Slot) -> None:
+        """Nobody runs the slot. What its host pulled for it is not wanted any more."""
+        host, slot.host = slot.host, None
+        slot.bound = False
+        slot.consumed.clear()
+        if host is None:
+            return
+        self._stop_feeding(slot, host)
+        broadcast = self._directory.record(slot.ref).broadcast
+        if broadcast is not None and broadcast.producer == host.node:
+            broadcast.remove(host.node)
+            self._directory.look_at(slot.ref)
+        if slot.version is not None and self._directory.members.get(host.node) is host:
+            self._world.send(host.node, Drop(slot.version))
+
+    def _stop_feeding(self, slot: Slot, host: Member) -> None:
+        for part in slot.parts:
+            self._directory.unfeed(part, host.node, slot.ref)
+
+    def _slot_with(self, part: bytes) -> Slot | None:
+        return next((slot for slot in self.slots.values() if part in slot.parts), None)
+
+    # --- binding -----------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Bind what can be bound, parts before what is made of them."""
+        if self.sealed or self.failure is not None:
+            return
+        if self._all_inline():
+            self._combine_inline()
+            return
+        tops = [self.root] if self.root is not None else [self.slots[t] for t, _ in self._terms if t in self.slots]
+        for slot in tops:
+            self._ensure(slot)
+        self._seal_if_decided()
+
+    def _ensure(self, slot: Slot) -> None:
+        """Bind the slot as soon as its parts are there; of bound ones, those below that are still being pulled."""
+        parts_ready = True
+        for part in slot.parts:
+            child = self.slots.get(part)
+            if slot.bound and part in slot.consumed:
+                continue
+            if child is not None:
+                self._ensure(child)
+                parts_ready = parts_ready and (child.bound or self._directory.has_copy(part))
+            elif part not in self._ready or self._directory.version_of(part) != self.chosen.get(part):
+                parts_ready = False
+        complete = slot.version is not None and self._directory.has_copy(slot.ref)
+        if parts_ready and slot.host is None and not complete:
+            self._bind(slot)
+
+    def _bind(self, slot: Slot) -> None:
+        host = self._choose_host(slot)
+        now = self._world.now
+        if host is None:
+            slot.homeless_since = now if slot.homeless_since is None else slot.homeless_since
+            if now - slot.homeless_since >= self._world.settings.lease:
+                detail = f"no node has room for a part of it ({self._size} bytes)"
+                remedy = "delete objects or raise the stores' limits, and reduce again"
+                self._final = True
+                self._fail(Failure(FailureKind.STORE_FULL, detail, remedy, self.record.ref))
+            else:
+                self._world.timers.set(("reduce", self.record.ref), now + _REFUSED_FOR)
+            return
+        if slot.version is None:
+            slot.version = self._directory.begin_output(slot.ref, self._size, self._layout, host)
+        slot.host = host
+        slot.number = self._world.next_number()
+        self._directory.involve(self._directory.record(slot.ref), host)
+        parts = tuple(self._directory.version_of(part) for part in slot.parts)
+        self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
+        self._world.send(host.node, Bind(slot.version, slot.number, self._size, self._layout, self.spec.op, parts))
+
+    def _choose_host(self, slot: Slot) -> Member | None:
+        """The node that the slot was made for; else one that has most of its parts; else anyone who has room."""
+        now = self._world.now
+        usable = [
+            member
+            for member in self._directory.members
+            if member.usable() and slot.refused.get(member.node, 0.0) <= now
+        ]
+        return max(
+            usable,
+            key=lambda member: (
+                sum(self._directory.has_part(part, member.node) for part in slot.parts),
+                member.node == slot.prefers,
+                -member.node,
+            ),
+            default=None,
+        )
+
+    # --- small objects -----------------------------------------------------------------------------------------
+
+    def _all_inline(self) -> bool:
+        if self._inline_version is not None:
+            return True
+        if len(self.chosen) < self.spec.count or not self._directory.has_inline_room(self._size):
+            return False
+        return all(self._directory.inline_of(ref, version) is not None for ref, version in self.chosen.items())
+
+    def _combine_inline(self) -> None:
+        """The bytes are all here: one node combines them and sends back the result."""
+        if self._inline_version is not None:
+            return
+        self._drop_slots()
+        requester = self._directory.members.get(self._requester)
+        candidates = [requester] if requester is not None and requester.usable() else []
+        candidates += [member for member in self._directory.members if member.usable()]
+        if not candidates:
+            self._world.timers.set(("reduce", self.record.ref), self._world.now + _REFUSED_FOR)
+            return
+        host = candidates[0]
+        self._inline_version = self._directory.new_version(self.record.ref)
+        self._inline_host = host.node
+        self._directory.involve(self.record, host)
+        parts = tuple(self._directory.inline_of(ref, version) or b"" for ref, version in self.chosen.items())
+        self._world.send(host.node, CombineInline(self._inline_version, self._layout, self.spec.op, parts))
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def _seal_if_decided(self) -> None:
+        """Seal a complete root, unless a source of it could still turn out to be another version. A host that is still
+        at work has all the bytes that a getter has, and says so next; it is not interrupted."""
+        root = self.root
+        if root is None or root.version is None or not self._directory.has_copy(root.ref):
+            return
+        if root.host is not None and not self._directory.has_part(root.ref, root.host.node, complete=True):
+            return
+        if not any(self._directory.is_undecided(ref) for ref in self.chosen):
+            self._seal()
+
+    def _seal(self) -> None:
+        broadcast = self.record.broadcast
+        assert broadcast is not None
+        broadcast.sealed = True
+        for node in broadcast.copies:
+            self.record.waiting.pop(node, None)
+        self._world.tell(self.record.ref, "{} is sealed", broadcast.version)
+        for node in broadcast.nodes():
+            self._world.send(node, Sealed(broadcast.version))
+        self._finish()
+
+    def _finish(self) -> None:
+        """The target is an object like any other now; what made it goes."""
+        self.record.contributors = dict(self.chosen)
+        self.record.decided = self._directory.version_of(self.record.ref)
+        self.record.reduction = self.record.slot = None
+        self._world.timers.cancel(("reduce", self.record.ref))
+        self._drop_slots(keep=self.record.ref)
+        self._directory.reduction_ended(self)
+
+    def _fail(self, failure: Failure) -> None:
+        self.failure = failure
+        self._world.tell(self.record.ref, "failed: {}", failure.detail)
+        self._directory.fail_waiters(self.record, failure)
+        self._tear_down()
+        self.record.waiting.clear()  # they were told
+
+    def _restart(self) -> None:
+        self._tear_down()
+        self.review()
+
+    def _reopen(self) -> None:
+        """A source that was missing has been put again: begin anew."""
+        self.failure = None
+        self._world.tell(self.record.ref, "reopened")
+
+    def _shortage(self) -> Failure:
+        lost = [short(ref) for ref in self.spec.sources if not self._directory.may_come(ref, seen=ref in self._seen)]
+        detail = f"only {len(self.spec.sources) - len(lost)} of its sources are left and it needs {self.spec.count}"
+        detail += f" (gone: {', '.join(lost[:8])})"
+        return Failure(FailureKind.LOST, detail, "put a lost source again; the reduction then goes on", self.record.ref)
+
+    def _tear_down(self) -> None:
+        self._drop_slots()
+        chosen, self.chosen = self.chosen, {}
+        self._directory.release_sources(chosen)
+        self._terms.clear()
+        self._held = None
+        self._inline_version = self._inline_host = None
+        self._world.timers.cancel(("reduce", self.record.ref))
+
+    def _drop_slots(self, keep: bytes | None = None) -> None:
+        for slot in list(self.slots.values()):
+            if slot.ref != keep:
+                self._end_output(slot)
+                self._directory.forget_slot(slot.ref)
+        self.slots.clear()
+        self.root = None

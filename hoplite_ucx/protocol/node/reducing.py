@@ -1,0 +1,151 @@
+"""The slots of this node: parts that it combines, in order and as they come, into objects of its own.
+
+A slot takes its memory whole before it is accepted. Parts that are here are used as they are and kept until the slot is
+over; the others stream in, each as far as the part before it has come. Nothing is decided here: the directory binds a
+slot, drops it when its parts change, and seals what became of it.
+"""
+
+from dataclasses import dataclass, field
+
+from hoplite_ucx.protocol.events import Combine, CombineBytes
+from hoplite_ucx.protocol.ids import Version
+from hoplite_ucx.protocol.messages import Bind, Bound, CombinedInline, CombineInline, Completed, Declined, SlotReport
+from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.fetching import Fetching
+from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
+from hoplite_ucx.protocol.node.serving import Serving
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    bind: Bind
+    request: Request | None = None
+    holding: Holding | None = None
+    used: list[Holding] = field(default_factory=list)
+
+
+class Reducing:
+    def __init__(self, context: Context, memory: Memory, serving: Serving, fetching: Fetching) -> None:
+        self._context = context
+        self._memory = memory
+        self._serving = serving
+        self._fetching = fetching
+        self.slots: dict[bytes, Slot] = {}  # by the ref of the output
+        self._inline: dict[Version, None] = {}
+
+    def bind(self, bind: Bind) -> None:
+        ref = bind.version.ref
+        refs = {ref, *(part.ref for part in bind.parts)}
+        if len(refs) <= len(bind.parts):
+            return  # a part stands twice, or is what it would be made into
+        old = self.slots.get(ref)
+        if old is not None and bind.number <= old.bind.number:
+            return
+        here = self._memory.get(bind.version)
+        if here is not None and here.phase is Phase.COMPLETE:
+            self._context.tell_directory(Completed(bind.version))  # got from the host before, and not known yet
+            return
+        if old is not None:
+            self._end(old)
+        slot = self.slots[ref] = Slot(bind)
+        slot.request = Request(
+            bind.size, patient=False, granted=lambda: self._granted(slot), denied=lambda: self._denied(slot)
+        )
+        self._memory.request(slot.request)
+
+    def _granted(self, slot: Slot) -> None:
+        bind = slot.bind
+        slot.request = None
+        self._fetching.make_instead(bind.version)
+        holding = self._memory.allocate(bind.version.ref, bind.size, bind.layout, Phase.REDUCING)
+        holding.sealed = False
+        slot.holding = holding
+        parts: list[int | None] = []
+        missing: list[Version] = []
+        for index, version in enumerate(bind.parts):
+            here = self._memory.get(version)
+            if here is not None and here.phase in (Phase.COMPLETE, Phase.REDUCING):
+                here.uses += 1
+                slot.used.append(here)
+                parts.append(here.segment)
+            else:
+                missing.append(version)
+                parts.append(None)
+                holding.inputs.append(Input(holding, index, version, bind.size))
+        self._memory.name(holding, bind.version)
+        self._context.tell(bind.version.ref, "combines {} parts, {} from elsewhere", len(parts), len(missing))
+        self._context.emit(Combine(holding.segment, bind.size, bind.layout, bind.op, tuple(parts)))
+        for sink in holding.inputs:
+            self._fetching.feed(sink, bind.version.ref)
+        self._context.tell_directory(Bound(bind.version, bind.number, tuple(missing)))
+        self._serving.arrived(holding)
+
+    def _denied(self, slot: Slot) -> None:
+        del self.slots[slot.bind.version.ref]
+        self._context.tell_directory(Declined(slot.bind.version, slot.bind.number))
+
+    def combined(self, segment: int) -> None:
+        """The last byte of every part is in."""
+        for slot in self.slots.values():
+            if slot.holding is not None and slot.holding.segment == segment and not slot.holding.doomed:
+                slot.holding.phase = Phase.COMPLETE
+                slot.holding.watermark = slot.holding.size
+                self._context.tell(slot.bind.version.ref, "{} is complete", slot.bind.version)
+                self._context.tell_directory(Completed(slot.bind.version))
+
+    def dropped(self, version: Version) -> None:
+        self._inline.pop(version, None)
+        slot = self.slots.get(version.ref)
+        if slot is not None and slot.bind.version == version:
+            self._end(slot)
+
+    def sealed(self, version: Version) -> None:
+        """The result is decided: it stays as an object, and its parts are free."""
+        slot = self.slots.get(version.ref)
+        if slot is not None and slot.bind.version == version:
+            if slot.holding is None or slot.holding.phase is not Phase.COMPLETE:
+                return
+            del self.slots[version.ref]
+            self._free_parts(slot)
+        self._fetching.sealed(version)
+
+    def combine_inline(self, message: CombineInline) -> None:
+        self._inline[message.version] = None
+        self._context.emit(CombineBytes(message.version, message.layout, message.op, message.parts))
+
+    def combined_inline(self, version: Version, data: bytes) -> None:
+        if self._inline.pop(version, self) is None:
+            self._context.tell_directory(CombinedInline(version, data))
+
+    def new_life(self) -> None:
+        """The directory has given our slots to others."""
+        for slot in list(self.slots.values()):
+            self._end(slot)
+
+    def announce(self) -> tuple[SlotReport, ...]:
+        return tuple(
+            SlotReport(slot.bind.version, slot.bind.number, self._fetching.missing_for(ref))
+            for ref, slot in self.slots.items()
+            if slot.holding is not None
+        )
+
+    def beat(self, combined: dict[int, int]) -> None:
+        for slot in self.slots.values():
+            if slot.holding is not None:
+                slot.holding.watermark = max(slot.holding.watermark, combined.get(slot.holding.segment, 0))
+
+    def _end(self, slot: Slot) -> None:
+        del self.slots[slot.bind.version.ref]
+        if slot.request is not None:
+            self._memory.withdraw(slot.request)
+        self._fetching.stop_feeding(slot.bind.version.ref)
+        if slot.holding is not None:
+            self._serving.gone(slot.holding)
+            self._memory.doom(slot.holding)
+        self._free_parts(slot)
+
+    def _free_parts(self, slot: Slot) -> None:
+        used, slot.used = slot.used, []
+        for holding in used:
+            holding.uses -= 1
+            self._memory.release(holding)

@@ -1,0 +1,109 @@
+"""A virtual slot: parts combined in order, each only as far as the one before it, into the slot's segment.
+
+What a range becomes is the multiset of what its parts are, so that a source counted twice, left out, or taken from
+another version shows in the result. A stream that resumes anywhere but at its part's watermark would add bytes twice or
+skip some: that poisons the slot for good.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from hoplite_ucx.protocol.events import Combined
+from hoplite_ucx.simulate.content import Content
+from hoplite_ucx.simulate.provenance import POISON
+
+if TYPE_CHECKING:
+    from hoplite_ucx.simulate.content import Span
+    from hoplite_ucx.simulate.node import Segment, VirtualNode
+    from hoplite_ucx.simulate.streams import Receiving
+
+
+class Part:
+    """One part: a segment of this node, or what has streamed in and waits to be combined."""
+
+    def __init__(self, segment: Segment | None) -> None:
+        self.segment = segment
+        self.content = segment.content if segment is not None else Content()
+        self.received = 0
+        self.combined = 0
+        self.receiving: Receiving | None = None
+
+    def available(self) -> int:
+        return self.segment.watermark if self.segment is not None else self.received
+
+
+class Combining:
+    def __init__(self, node: VirtualNode, number: int, segment: Segment, parts: list[Segment | None]) -> None:
+        self._node = node
+        self._number = number
+        self._segment = segment
+        self._parts = [Part(part) for part in parts]
+        self._poisoned = False
+        self._done = False
+        for part in parts:
+            if part is not None:
+                part.readers[self] = None
+
+    def begin_stream(self, index: int, receiving: Receiving, offset: int) -> None:
+        part = self._parts[index]
+        self._poisoned = self._poisoned or offset != part.combined
+        part.received = offset
+        part.receiving = receiving
+
+    def end_stream(self, index: int) -> None:
+        """What has come and was not combined is dropped: the stream reports only what was."""
+        part = self._parts[index]
+        part.received = part.combined
+        part.receiving = None
+
+    def receive(self, index: int, start: int, end: int, spans: list[Span]) -> None:
+        part = self._parts[index]
+        self._poisoned = self._poisoned or start != part.received
+        for low, high, token in spans:
+            part.content.write(low, high, token)
+        part.received = end
+        self.pump()
+
+    def pump(self) -> None:
+        """Combine as far as the parts have come."""
+        if self._done:
+            return
+        before = self._parts[-1].combined
+        limit = self._segment.size
+        advanced: list[Part] = []
+        for part in self._parts:
+            limit = min(limit, part.available())
+            if limit > part.combined:
+                part.combined = limit
+                advanced.append(part)
+        self._write(before, limit)
+        for part in advanced:
+            if part.receiving is not None:
+                part.receiving.combined(part.combined)
+        self._segment.raise_watermark(limit)
+        if limit == self._segment.size:
+            self._done = True
+            self._node.dispatch(Combined(self._number))
+
+    def close(self) -> None:
+        self._done = True
+        for part in self._parts:
+            if part.segment is not None:
+                part.segment.readers.pop(self, None)
+
+    def _write(self, start: int, end: int) -> None:
+        if start >= end:
+            return
+        read = [part.content.read(start, end) for part in self._parts]
+        edges = sorted({edge for spans in read for low, high, _ in spans for edge in (low, high)})
+        positions = [0] * len(read)
+        for low, high in itertools.pairwise(edges):
+            tokens = []
+            for index, spans in enumerate(read):
+                while spans[positions[index]][1] <= low:
+                    positions[index] += 1
+                tokens.append(spans[positions[index]][2])
+            token = POISON if self._poisoned else self._node.cluster.provenance.combined(tokens)
+            self._segment.content.write(low, high, token)
