@@ -16,7 +16,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
-from hoplite_ucx.simulate.measure import Ending, Result, Scenario, StaticResult
+from hoplite_ucx.simulate.measure import Ending, Reduced, Result, StaticResult
+from hoplite_ucx.simulate.scenario import Pattern, Scenario
 
 _DIGITS = 3
 # As many hosts as fit on one line; of more, the first and last few are shown.
@@ -34,14 +35,15 @@ def broadcast_report(scenario: Scenario, result: Result, static: Sequence[Static
     yield _title(f"broadcast of {format_size(scenario.size)} from {source} to {_hosts(receivers)}", scenario)
     yield _headline(result)
     yield from _incidents(scenario, result)
-    yield Padding(_tree(scenario, result) if result.edges else "", (1, 0, 1, 2), expand=False)
+    tree = _tree(scenario, result, result.edges, " → ") if result.edges else ""
+    yield Padding(tree, (1, 0, 1, 2), expand=False)
     yield _receivers(result)
     if result.again is not None:
         yield Text.assemble("\nput again, and everyone asked again: ", _verdict(result.again))
         yield from _unanswered(result.again)
     if static:
         yield Text("")
-        yield _comparison(result, static)
+        yield _comparison(result, result.seconds, static)
 
 
 def gather_report(scenario: Scenario, result: Result) -> Iterator[RenderableType]:
@@ -53,6 +55,32 @@ def gather_report(scenario: Scenario, result: Result) -> Iterator[RenderableType
         line = Text("0 ← ").append_text(_joined(scenario, result, [sender for sender, _ in result.edges], " · "))
         yield Padding(line, (1, 0, 1, 2), expand=False)
     yield _receivers(result, "from host")
+
+
+def reduce_report(scenario: Scenario, result: Reduced, static: Sequence[StaticResult]) -> Iterator[RenderableType]:
+    nodes, count = scenario.shape.nodes, scenario.count
+    taken = "" if count in (None, nodes) else f"the first {count} of "
+    getters = "host 0" if scenario.getters == 1 else _hosts(scenario.getters)
+    yield _title(f"reduce of {format_size(scenario.size)} from {taken}{_hosts(nodes)} to {getters}", scenario)
+    yield _headline(result)
+    if scenario.arrivals.pattern is not Pattern.TOGETHER and result.contributors:
+        after = f"{_time(result.after_last_seconds)} ({result.after_last_ratio:.3f} × the limit)"
+        yield Text(f"    {after} after the last source that it took, which was there at {_time(result.ready_seconds)}")
+    yield from _incidents(scenario, result)
+    for rebinding in result.rebindings[:_LISTED]:
+        what = f"began anew on host {rebinding.new}" if rebinding.restarted else f"went on on host {rebinding.new}"
+        yield Text.assemble(("  ↻ ", "cyan"), f"the slot of host {rebinding.old} {what} at {_time(rebinding.at)}")
+    if result.rebindings:
+        yield Text(f"    {len(result.restarted)} of {result.slots} slots began anew")
+    if result.contributors and len(result.contributors) < nodes:
+        yield Text.assemble("    made of ", _joined(scenario, result, sorted(result.contributors), " + "))
+    if result.edges:
+        flipped = [(receiver, sender) for sender, receiver in result.edges]
+        yield Padding(_tree(scenario, result, flipped, " ← "), (1, 0, 1, 2), expand=False)
+    yield _receivers(result)
+    if static:
+        yield Text("")
+        yield _comparison(result, result.after_last_seconds, static)
 
 
 def _title(what: str, scenario: Scenario) -> Text:
@@ -123,42 +151,57 @@ def _row(table: Table, label: str, ending: Ending) -> None:
     table.add_row(label, str(ending.host), _time(ending.asked), _time(ending.seconds), outcome)
 
 
-def _comparison(result: Result, static: Sequence[StaticResult]) -> Table:
+def _comparison(result: Result, ours: float, static: Sequence[StaticResult]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("tree")
     for column in ("took", "× limit", "× ours"):
         table.add_column(column, justify="right")
-    table.add_column("children served")
-    rows = [(tree.seconds, tree.name, "at once" if tree.at_once else "one by one", "") for tree in static]
-    rows.append((result.seconds, "ours", "as planned", "bold green"))
-    for seconds, name, served, style in sorted(rows, key=lambda row: (row[0], not row[3])):
-        ratios = (f"{seconds / result.limit_seconds:.3f}", f"{seconds / result.seconds:.3f}")
-        table.add_row(name, _time(seconds), *ratios, served, style=style)
+    served = {True: "at once", False: "one by one", None: ""}
+    rows = [(tree.seconds, tree.name, served[tree.at_once], "") for tree in static]
+    if any(tree.at_once is not None for tree in static):
+        table.add_column("children served")
+        rows.append((ours, "ours", "as planned", "bold green"))
+    else:
+        rows.append((ours, "ours", "", "bold green"))
+    for seconds, name, way, style in sorted(rows, key=lambda row: (row[0], not row[3])):
+        ratios = (f"{seconds / result.limit_seconds:.3f}", f"{seconds / ours:.3f}")
+        table.add_row(name, _time(seconds), *ratios, *filter(None, [way]), style=style)
     return table
 
 
 # --- trees -----------------------------------------------------------------------------------------------------
 
 
-def _tree(scenario: Scenario, result: Result) -> RenderableType:
+def _tree(scenario: Scenario, result: Result, edges: Sequence[tuple[int, int]], joint: str) -> RenderableType:
     children: dict[int, list[int]] = {}
-    for sender, receiver in result.edges:
-        children.setdefault(sender, []).append(receiver)
-    receivers = {receiver for _, receiver in result.edges}
+    for above, below in edges:
+        children.setdefault(above, []).append(below)
+    drawn: set[int] = set()
+
+    def has_branch(host: int) -> bool:
+        """A host that took over the slot of another stands in two places; what is below it is drawn once."""
+        return host in children and host not in drawn
 
     def branch(host: int) -> Tree:
-        run = [host]
-        while len(below := children.get(run[-1], [])) == 1:
+        run, below = [host], children[host]
+        drawn.add(host)
+        while len(below) == 1:
             run.append(below[0])
-        tree = Tree(_joined(scenario, result, run, " → "), guide_style="dim")
+            below = children[below[0]] if has_branch(below[0]) else []
+            drawn.add(run[-1])
+        tree = Tree(_joined(scenario, result, run, joint), guide_style="dim")
+        leaves = [child for child in below if child not in children]
         for child in below:
-            if child in children:
+            if has_branch(child):
                 tree.add(branch(child))
-        if leaves := [child for child in below if child not in children]:
+            elif child in children:
+                leaves.append(child)
+        if leaves:
             tree.add(_joined(scenario, result, leaves, " · "))
         return tree
 
-    roots = [branch(host) for host in children if host not in receivers]
+    belows = {below for _, below in edges}
+    roots = [branch(host) for host in children if host not in belows] or [branch(edges[-1][0])]
     if len(roots) == 1:
         return roots[0]
     forest = Tree("", hide_root=True)

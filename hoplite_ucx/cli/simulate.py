@@ -1,14 +1,14 @@
 """`hoplite simulate …`: the protocol on a virtual network, from the command line.
 
 Each command reads its options into a `Scenario`, runs it, and shows the result: for people, or with `--json` as one
-object. Hosts are numbered from 0; 0 is the source of a broadcast and the receiver of a gather.
+object. Hosts are numbered from 0; 0 is the source of a broadcast and the receiver of a gather or a reduce.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -23,11 +23,12 @@ from hoplite_ucx.cli.quantities import (
     parse_duration,
     size_option,
 )
-from hoplite_ucx.cli.render import broadcast_report, gather_report
+from hoplite_ucx.cli.render import broadcast_report, gather_report, reduce_report
 from hoplite_ucx.simulate import measure
 from hoplite_ucx.simulate.cluster import Shape
-from hoplite_ucx.simulate.measure import Arrivals, Kill, Pattern, Result, Scenario, Span, StaticResult
-from hoplite_ucx.simulate.static import STATIC_TREES
+from hoplite_ucx.simulate.measure import Reduced, Result, StaticResult
+from hoplite_ucx.simulate.scenario import Arrivals, Kill, Pattern, Scenario, Span
+from hoplite_ucx.simulate.static import STATIC_REDUCTIONS, STATIC_TREES
 
 app = typer.Typer(name="simulate", help="Run the protocol on a virtual network.", no_args_is_help=True)
 
@@ -40,8 +41,9 @@ ArrivalsText = Annotated[
     str,
     typer.Option(
         "--arrivals",
-        metavar="together|every D|random D",
-        help="When the receivers ask; D is a duration, or a part of the limit like 30%.",
+        metavar="together|every D|random D|bimodal D",
+        help="When the receivers ask, or the sources of a reduce are put; D is a duration, or a part of the limit "
+        "like 30%. Bimodal: half at once, half D later.",
     ),
 ]
 KillTexts = Annotated[
@@ -89,15 +91,15 @@ def broadcast(
 ) -> None:
     """Send one object from host 0 to all others."""
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
-    scenario = _scenario(shape, size, arrivals, _kills(kill, unplug), seed, copies, put_again)
+    scenario = _scenario(shape, size, arrivals, _kills(kill, unplug), seed, copies=copies, put_again=put_again)
     result = measure.broadcast(scenario)
-    static = _static_trees(scenario) if compare_static else []
+    static = _compared(measure.static_trees, scenario, len(STATIC_TREES)) if compare_static else []
     if as_json:
         figures = _figures(scenario, result)
         if result.again is not None:
             figures["again"] = _timed(result.again)
         if static:
-            figures["static"] = [_static_figures(tree, result) for tree in static]
+            figures["static"] = [_static_figures(tree, result, result.seconds) for tree in static]
         typer.echo(json.dumps(figures))
     else:
         _show(broadcast_report(scenario, result, static))
@@ -132,6 +134,50 @@ def gather(
     _finish(result)
 
 
+@app.command()
+def reduce(
+    nodes: Nodes = 8,
+    size: Size = _SIZE,
+    bandwidth: Bandwidth = _BANDWIDTH,
+    latency: Latency = _LATENCY,
+    handover: Handover = _HANDOVER,
+    count: Annotated[
+        int | None, typer.Option(help="How many sources go in, the first that are ready; all by default.")
+    ] = None,
+    arrivals: ArrivalsText = "together",
+    kill: KillTexts = None,
+    unplug: UnplugTexts = None,
+    slow: SlowTexts = None,
+    copies: Annotated[
+        int, typer.Option(help="How many hosts have each source already: its own and the next ones.")
+    ] = 1,
+    getters: Annotated[int, typer.Option(help="How many hosts get the result, host 0 first.")] = 1,
+    compare_static: Annotated[
+        bool, typer.Option("--compare-static", help="Run chain, k-ary and star trees as well.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Combine one object of every host, and get the result at host 0."""
+    kills = _kills(kill, unplug)
+    if any(each.host < getters for each in kills):
+        raise typer.BadParameter(f"the first {getters} of the hosts get the result; kill one of the others")
+    shape = _shape(nodes, size, bandwidth, latency, handover, slow)
+    scenario = _scenario(shape, size, arrivals, kills, seed, copies=copies, count=count, getters=getters)
+    if copies > 1 and scenario.arrivals.pattern is not Pattern.TOGETHER:
+        raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
+    result = measure.reduce(scenario)
+    static = _compared(measure.static_reductions, scenario, len(STATIC_REDUCTIONS)) if compare_static else []
+    if as_json:
+        figures = _figures(scenario, result) | _reduction_figures(result)
+        if static:
+            figures["static"] = [_static_figures(tree, result, result.after_last_seconds) for tree in static]
+        typer.echo(json.dumps(figures))
+    else:
+        _show(reduce_report(scenario, result, static))
+    _finish(result)
+
+
 # --- what was asked --------------------------------------------------------------------------------------------
 
 
@@ -142,29 +188,13 @@ def _shape(nodes: int, size: int, bandwidth: float, latency: float, handover: fl
         latency=latency,
         handover=handover,
         rates=dict(_rate(text) for text in slow or ()),
-        memory=nodes * size,  # enough for every object at once: a store that is full is another experiment
+        memory=2 * nodes * size,  # enough for everything at once: a store that is full is another experiment
     )
 
 
-def _scenario(
-    shape: Shape,
-    size: int,
-    arrivals: str,
-    kills: tuple[Kill, ...],
-    seed: int,
-    copies: int = 1,
-    put_again: bool = False,
-) -> Scenario:
+def _scenario(shape: Shape, size: int, arrivals: str, kills: tuple[Kill, ...], seed: int, **options: Any) -> Scenario:
     try:
-        return Scenario(
-            shape=shape,
-            size=size,
-            arrivals=_arrivals(arrivals),
-            kills=kills,
-            copies=copies,
-            put_again=put_again,
-            seed=seed,
-        )
+        return Scenario(shape=shape, size=size, arrivals=_arrivals(arrivals), kills=kills, seed=seed, **options)
     except ValueError as refusal:
         raise typer.BadParameter(str(refusal)) from None
 
@@ -173,8 +203,8 @@ def _arrivals(text: str) -> Arrivals:
     pattern, _, span = text.strip().partition(" ")
     if pattern == Pattern.TOGETHER and not span:
         return Arrivals()
-    if pattern not in (Pattern.EVERY, Pattern.RANDOM) or not span:
-        raise ValueError(f"{text!r} are no arrivals; write together, every 10ms, every 30% or random 2s")
+    if pattern not in (Pattern.EVERY, Pattern.RANDOM, Pattern.BIMODAL) or not span:
+        raise ValueError(f"{text!r} are no arrivals; write together, every 10ms, every 30%, random 2s or bimodal 2s")
     return Arrivals(Pattern(pattern), _span(span))
 
 
@@ -220,10 +250,12 @@ def _host(text: str) -> int:
 # --- what is answered ------------------------------------------------------------------------------------------
 
 
-def _static_trees(scenario: Scenario) -> list[StaticResult]:
+def _compared(
+    run: Callable[[Scenario, Callable[[str], object]], list[StaticResult]], scenario: Scenario, total: int
+) -> list[StaticResult]:
     with Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
-        task = bar.add_task("static trees", total=len(STATIC_TREES))
-        return measure.static_trees(scenario, lambda name: bar.update(task, advance=1, description=name))
+        task = bar.add_task("static trees", total=total)
+        return run(scenario, lambda name: bar.update(task, advance=1, description=name))
 
 
 def _show(report: Iterable[RenderableType]) -> None:
@@ -273,11 +305,23 @@ def _figures(scenario: Scenario, result: Result) -> dict[str, Any]:
     }
 
 
-def _static_figures(tree: StaticResult, result: Result) -> dict[str, Any]:
+def _reduction_figures(result: Reduced) -> dict[str, Any]:
+    return {
+        "ready_seconds": result.ready_seconds,
+        "after_last_seconds": result.after_last_seconds,
+        "after_last_ratio": result.after_last_ratio,
+        "contributors": result.contributors,
+        "slots": result.slots,
+        "restarted": result.restarted,
+        "rebindings": [asdict(rebinding) for rebinding in result.rebindings],
+    }
+
+
+def _static_figures(tree: StaticResult, result: Result, ours: float) -> dict[str, Any]:
     return {
         "tree": tree.name,
         "at_once": tree.at_once,
         "seconds": tree.seconds,
         "ratio": tree.seconds / result.limit_seconds,
-        "to_ours": tree.seconds / result.seconds,
+        "to_ours": tree.seconds / ours,
     }

@@ -1,116 +1,32 @@
-"""Timed runs: how long a broadcast or a gather takes on a virtual cluster, held against what the network allows.
+"""Timed runs: how long a broadcast, gather or reduce takes on a virtual cluster, held against what the network allows.
 
 Time runs from the moment all puts are done; each receiver's own time runs from when it asked. Host 0 is the source of a
-broadcast and the receiver of a gather. With every host at the rate B the limits are S/B for a broadcast and (n-1)·S/B
-for a gather. A disturbed run (hosts killed or slow) is repeated without the disturbance, so that it can say what the
-others lost by it. Every result is checked byte for byte before it counts.
+broadcast and the receiver of a gather or a reduce. With every host at the rate B the limits are S/B for a broadcast and
+a reduce, and (n-1)·S/B for a gather. Where the sources of a reduce arrive one by one, it is asked for before they do,
+and what counts is the time after the last one that it takes. A disturbed run (hosts killed or slow) is repeated without
+the disturbance, so that it can say what the others lost by it. Every result is checked byte for byte before it counts.
 """
 
 from __future__ import annotations
 
-import enum
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from hoplite_ucx.protocol.errors import Failure
-from hoplite_ucx.protocol.events import Got
+from hoplite_ucx.protocol.events import ContributorsAre, Got, PutDone
 from hoplite_ucx.protocol.ids import NodeId, identity_of
-from hoplite_ucx.protocol.messages import Place, ToDirectory, ToNode
-from hoplite_ucx.protocol.settings import Settings
-from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
+from hoplite_ucx.protocol.messages import Bind, Place, ToDirectory, ToNode
+from hoplite_ucx.simulate.cluster import Call, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
-from hoplite_ucx.simulate.static import STATIC_TREES, static_cluster
+from hoplite_ucx.simulate.scenario import Kill, Pattern, Scenario
+from hoplite_ucx.simulate.static import STATIC_REDUCTIONS, STATIC_TREES, reducing_cluster, static_cluster
 
 SOURCE = 0
 # Virtual seconds after which a run is given up, on top of what one host after the other would take.
 _PATIENCE = 60.0
 # How long everything is left alone, so that all have joined before the puts and no message of these is under way after.
 _REST = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A length of time: in seconds, or as a part of the run's limit."""
-
-    value: float
-    of_limit: bool = False
-
-    def seconds(self, limit: float) -> float:
-        return self.value * limit if self.of_limit else self.value
-
-
-class Pattern(enum.StrEnum):
-    TOGETHER = "together"
-    EVERY = "every"
-    RANDOM = "random"
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """When the receivers ask: all together, one every so often, or each at random within a while."""
-
-    pattern: Pattern = Pattern.TOGETHER
-    span: Span = Span(0.0)
-
-    def times(self, count: int, limit: float, seed: int) -> list[float]:
-        span = self.span.seconds(limit)
-        match self.pattern:
-            case Pattern.TOGETHER:
-                return [0.0] * count
-            case Pattern.EVERY:
-                return [span * position for position in range(count)]
-            case Pattern.RANDOM:
-                draw = random.Random(seed)
-                return [draw.uniform(0.0, span) for _ in range(count)]
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """A process that is killed, or a host that is unplugged: then nobody is told, and its silence must be noticed."""
-
-    host: int
-    at: Span
-    unplug: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """What is to be run. `copies` hosts, the source first, hold the object before the clock starts."""
-
-    shape: Shape
-    size: int
-    arrivals: Arrivals = Arrivals()
-    kills: tuple[Kill, ...] = ()
-    copies: int = 1
-    put_again: bool = False
-    """If the object is lost, its source comes back and puts it again, and everyone asks again."""
-    absent: frozenset[int] = frozenset()
-    """Receivers that do not ask."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        nodes = self.shape.nodes
-        if nodes < 2:
-            raise ValueError(f"{nodes} hosts are too few: it takes at least 2, a sender and a receiver")
-        largest = Settings().max_object
-        if not 1 <= self.size <= largest:
-            raise ValueError(f"an object of {self.size} bytes cannot be transferred; it has 1 to {largest}")
-        if not 1 <= self.copies < nodes:
-            raise ValueError(f"{self.copies} copies among {nodes} hosts leave no receiver; keep 1 to {nodes - 1}")
-        for what, hosts in (("kill", [kill.host for kill in self.kills]), ("slow", list(self.shape.rates))):
-            for host in hosts:
-                if not 0 <= host < nodes:
-                    raise ValueError(f"there is no host {host} to {what}: hosts are 0 (the source) to {nodes - 1}")
-
-    @property
-    def slow(self) -> frozenset[int]:
-        return frozenset(host for host, rate in self.shape.rates.items() if rate < self.shape.bandwidth)
-
-    def without_slow(self) -> Scenario:
-        """The same, but slow hosts do not ask: what the others can then reach is what they should."""
-        receivers = frozenset(range(self.copies, self.shape.nodes))
-        return replace(self, absent=self.slow & receivers) if receivers - self.slow else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +56,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A host that was killed, and how long after that the first receiver it had fed was given another sender."""
+    """A host that was killed, and how long after that someone was told to go on without it."""
 
     host: int
     at: float
@@ -194,12 +110,51 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebinding:
+    """A slot that was bound again, at `at` seconds: taken over as it was, or restarted with other parts."""
+
+    at: float
+    old: int
+    new: int
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced(Result):
+    """A run of a reduction. The edges are those of its tree, without the gets of the target."""
+
+    contributors: tuple[int, ...]
+    """The hosts whose sources are in the result, in the order in which they were chosen."""
+    ready_seconds: float
+    """When as many sources as it takes were there."""
+    slots: int
+    rebindings: tuple[Rebinding, ...]
+
+    @property
+    def after_last_seconds(self) -> float:
+        return self.seconds - self.ready_seconds
+
+    @property
+    def after_last_ratio(self) -> float:
+        return self.after_last_seconds / self.limit_seconds
+
+    @property
+    def restarted(self) -> tuple[int, ...]:
+        """The hosts whose slots began anew."""
+        return tuple(rebinding.old for rebinding in self.rebindings if rebinding.restarted)
+
+
+@dataclass(frozen=True, slots=True)
 class StaticResult:
     """A static tree at its best: whether its nodes serve their children one by one or at once is the faster way."""
 
     name: str
-    at_once: bool
     seconds: float
+    at_once: bool | None = None
+    """Of a reduction's tree, where a node has one parent, nothing."""
+
+
+_AnyResult = TypeVar("_AnyResult", bound=Result)
 
 
 def broadcast(scenario: Scenario) -> Result:
@@ -214,6 +169,12 @@ def gather(scenario: Scenario) -> Result:
     return _with_loss(scenario, calm, _gather)
 
 
+def reduce(scenario: Scenario) -> Reduced:
+    """One object from every host, or the first `count` of them, combined; host 0 gets the result."""
+    calm = replace(scenario, kills=(), shape=replace(scenario.shape, rates={}))
+    return _with_loss(scenario, calm, lambda scenario: _reduce(scenario, VirtualCluster))
+
+
 def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
     """Every static tree in the same scenario, the fastest first; nobody is killed, since these do not repair."""
     calm = replace(scenario, kills=(), put_again=False)
@@ -222,11 +183,21 @@ def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda 
         progress(tree.name)
         runs = [(way, _broadcast(calm, static_cluster(tree, at_once=way)).seconds) for way in (False, True)]
         at_once, seconds = min(runs, key=lambda run: run[1])
-        results.append(StaticResult(tree.name, at_once, seconds))
+        results.append(StaticResult(tree.name, seconds, at_once))
     return sorted(results, key=lambda result: result.seconds)
 
 
-def _with_loss(scenario: Scenario, calm: Scenario, run: Callable[[Scenario], Result]) -> Result:
+def static_reductions(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
+    """The same reduction with every fixed degree, the fastest first."""
+    calm = replace(scenario, kills=())
+    results = []
+    for name, degree in STATIC_REDUCTIONS.items():
+        progress(name)
+        results.append(StaticResult(name, _reduce(calm, reducing_cluster(degree)).after_last_seconds))
+    return sorted(results, key=lambda result: result.seconds)
+
+
+def _with_loss(scenario: Scenario, calm: Scenario, run: Callable[[Scenario], _AnyResult]) -> _AnyResult:
     result = run(scenario)
     if calm == scenario:
         return result
@@ -253,8 +224,8 @@ def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result
     receivers = range(scenario.copies, shape.nodes)
     times = scenario.arrivals.times(len(receivers), limit, scenario.seed)
     asking = {host: at for host, at in zip(receivers, times, strict=True) if host not in scenario.absent}
-    gets = [_Get(host, host, ref, put.token, at) for host, at in asking.items()]
-    result = _Run(cluster, scenario, limit).measure(gets)
+    gets = [_Get(host, host, ref, at) for host, at in asking.items()]
+    result = _Run(cluster, scenario, limit, {ref: put.token}).measure(gets)
     if not scenario.put_again or not result.failures:
         return result
     dead = {killed.host for killed in result.killed}
@@ -263,9 +234,9 @@ def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result
         cluster.restart(SOURCE)
     put = _put(cluster, SOURCE, ref, size)
     _settle(cluster, [put])
-    survivors = [_Get(host, host, ref, put.token) for host in asking if host not in dead]
+    survivors = [_Get(host, host, ref) for host in asking if host not in dead]
     once_more = replace(scenario, kills=())
-    return replace(result, again=_Run(cluster, once_more, limit).measure(survivors))
+    return replace(result, again=_Run(cluster, once_more, limit, {ref: put.token}).measure(survivors))
 
 
 def _gather(scenario: Scenario) -> Result:
@@ -278,10 +249,25 @@ def _gather(scenario: Scenario) -> Result:
     _settle(cluster, puts)
     limit = len(sources) * size / shape.bandwidth
     times = scenario.arrivals.times(len(sources), limit, scenario.seed)
-    gets = [
-        _Get(host, SOURCE, ref, put.token, at) for host, ref, put, at in zip(sources, refs, puts, times, strict=True)
-    ]
-    return _Run(cluster, scenario, limit).measure(gets)
+    gets = [_Get(host, SOURCE, ref, at) for host, ref, at in zip(sources, refs, times, strict=True)]
+    tokens = {ref: put.token for ref, put in zip(refs, puts, strict=True)}
+    return _Run(cluster, scenario, limit, tokens).measure(gets)
+
+
+def _reduce(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Reduced:
+    shape, size = scenario.shape, scenario.size
+    cluster = cluster_type(shape, scenario.seed)
+    _settle(cluster, [])
+    sources = [cluster.new_ref() for _ in range(shape.nodes)]
+    puts: list[Call] = []
+    limit = size / shape.bandwidth
+    if scenario.arrivals.pattern is Pattern.TOGETHER:
+        puts = [_put(cluster, host, ref, size) for host, ref in enumerate(sources)]
+        _settle(cluster, puts)
+        for distance in range(1, scenario.copies):
+            holders = [(host + distance) % shape.nodes for host in range(shape.nodes)]
+            _settle(cluster, [cluster.get(holder, ref) for holder, ref in zip(holders, sources, strict=True)])
+    return _Reduction(cluster, scenario, limit, sources, puts).run()
 
 
 def _put(cluster: VirtualCluster, host: int, ref: bytes, size: int) -> Call:
@@ -303,19 +289,22 @@ class _Get:
     host: int
     asker: int
     ref: bytes
-    token: int
     at: float = 0.0
 
 
 class _Run:
-    """One timed run on a cluster that is ready for it; also the observer that sees its placements and answers."""
+    """One timed run on a cluster that is ready for it; also the observer that sees its placements and answers.
 
-    def __init__(self, cluster: VirtualCluster, scenario: Scenario, limit: float) -> None:
+    `tokens` say what the bytes of each ref must be.
+    """
+
+    def __init__(self, cluster: VirtualCluster, scenario: Scenario, limit: float, tokens: dict[bytes, int]) -> None:
         self._cluster = cluster
         self._scenario = scenario
         self._limit = limit
         self._began = cluster.clock.now
         self._hosts = {node.identity: host for host, node in enumerate(cluster.slots)}
+        self._tokens = tokens
         self._pending: dict[_Get, None] = {}
         self._calls: dict[_Get, Call] = {}
         self._senders: dict[tuple[int, bytes], int] = {}
@@ -323,6 +312,23 @@ class _Run:
         self._killed: dict[int, float] = {}
 
     def measure(self, gets: list[_Get]) -> Result:
+        events = self._play(gets)
+        return Result(
+            limit_seconds=self._limit,
+            endings=tuple(self._ending(get, call) for get, call in self._calls.items() if call.answer),
+            edges=self._edges(),
+            moves=tuple(self._moves),
+            killed=tuple(Killed(host, at, self._noticed_after(host, at)) for host, at in self._killed.items()),
+            unanswered=tuple(get.host for get in self._pending),
+            events=events,
+        )
+
+    def _edges(self) -> tuple[tuple[int, int], ...]:
+        arrived = [(get.asker, get.ref) for get, call in self._calls.items() if isinstance(call.answer, Got)]
+        return tuple((self._senders[key], key[0]) for key in arrived if key in self._senders)
+
+    def _play(self, gets: list[_Get]) -> int:
+        """Run until everyone has an answer; the number of events that it took."""
         cluster, scenario = self._cluster, self._scenario
         self._pending = dict.fromkeys(gets)
         handles = [
@@ -332,24 +338,16 @@ class _Run:
         cluster.observers.append(self)
         # No run that gets anywhere is slower than the slowest host serving one after the other.
         slowest = min([scenario.shape.bandwidth, *scenario.shape.rates.values()])
-        last_asks = self._began + max((get.at for get in gets), default=0.0)
-        horizon = last_asks + scenario.shape.nodes * scenario.size / slowest + _PATIENCE
+        nodes = scenario.shape.nodes
+        last_arrival = self._began + max(scenario.arrivals.times(nodes, self._limit, scenario.seed))
+        horizon = last_arrival + nodes * scenario.size / slowest + _PATIENCE
         events = 0
         while self._pending and cluster.clock.now < horizon and cluster.clock.step():
             events += 1
         cluster.observers.remove(self)
         for handle in handles:
             handle.cancel()
-        arrived = [(get.asker, get.ref) for get, call in self._calls.items() if isinstance(call.answer, Got)]
-        return Result(
-            limit_seconds=self._limit,
-            endings=tuple(self._ending(get, call) for get, call in self._calls.items() if call.answer),
-            edges=tuple((self._senders[key], key[0]) for key in arrived if key in self._senders),
-            moves=tuple(self._moves),
-            killed=tuple(Killed(host, at, self._noticed_after(host, at)) for host, at in self._killed.items()),
-            unanswered=tuple(get.host for get in self._pending),
-            events=events,
-        )
+        return events
 
     def _ask(self, get: _Get) -> None:
         if get in self._pending:
@@ -373,7 +371,7 @@ class _Run:
     def _ending(self, get: _Get, call: Call) -> Ending:
         assert call.ended is not None
         if isinstance(call.answer, Got):
-            wrong = self._cluster.wrong_bytes(call, get.token)
+            wrong = self._cluster.wrong_bytes(call, self._tokens[get.ref])
             assert wrong is None, f"host {get.asker} got {wrong}"
         shape = self._scenario.shape
         slowed = shape.bandwidth / min(shape.bandwidth, shape.rates.get(get.host, shape.bandwidth))
@@ -392,9 +390,81 @@ class _Run:
             return
         host, sender = self._hosts[identity_of(node)], self._hosts[identity_of(message.sender)]
         key = (host, message.version.ref)
-        if key in self._senders:
+        if key in self._senders and self._senders[key] != sender:
             self._moves.append(Move(self._cluster.clock.now - self._began, host, self._senders[key], sender))
         self._senders[key] = sender
 
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         """Nothing that is measured."""
+
+
+class _Reduction(_Run):
+    """One timed reduction: what it is made of is put before, or arrives while the clock runs."""
+
+    def __init__(
+        self, cluster: VirtualCluster, scenario: Scenario, limit: float, sources: list[bytes], puts: Sequence[Call]
+    ) -> None:
+        super().__init__(cluster, scenario, limit, {})
+        self._sources = sources
+        self._puts = dict(enumerate(puts))
+        self._count = len(sources) if scenario.count is None else scenario.count
+        self._target = cluster.new_ref()
+        self._contributors: tuple[int, ...] = ()
+        self._binds: dict[bytes, tuple[int, Bind]] = {}
+        self._rebindings: list[Rebinding] = []
+
+    def run(self) -> Reduced:
+        cluster, scenario = self._cluster, self._scenario
+        if not self._puts:
+            for host, at in enumerate(scenario.arrivals.times(scenario.shape.nodes, self._limit, scenario.seed)):
+                cluster.clock.after(at, self._arrive, host)
+        cluster.reduce(SOURCE, self._target, tuple(self._sources), self._count)
+        result = self.measure([_Get(host, host, self._target) for host in range(scenario.getters)])
+        inherited = {field.name: getattr(result, field.name) for field in fields(Result)}
+        return Reduced(
+            **inherited,
+            contributors=self._contributors,
+            ready_seconds=self._ready_seconds(),
+            slots=len(self._binds),
+            rebindings=tuple(self._rebindings),
+        )
+
+    def _arrive(self, host: int) -> None:
+        if self._cluster.slots[host].alive:
+            self._puts[host] = _put(self._cluster, host, self._sources[host], self._scenario.size)
+
+    def _ready_seconds(self) -> float:
+        times = sorted(call.ended for call in self._puts.values() if isinstance(call.answer, PutDone) and call.ended)
+        return max(0.0, times[self._count - 1] - self._began) if len(times) >= self._count else 0.0
+
+    def _play(self, gets: list[_Get]) -> int:
+        events = super()._play(gets)
+        if any(isinstance(call.answer, Got) for call in self._calls.values()):
+            asked = self._cluster.contributors(SOURCE, self._target)
+            _settle(self._cluster, [asked])
+            assert isinstance(asked.answer, ContributorsAre)
+            self._contributors = tuple(self._sources.index(ref) for ref in asked.answer.refs)
+            assert len(set(self._contributors)) == self._count, f"{self._contributors} went into it"
+            tokens = (self._puts[host].token for host in self._contributors)
+            self._tokens[self._target] = self._cluster.provenance.combined(tokens)
+        return events
+
+    def _edges(self) -> tuple[tuple[int, int], ...]:
+        feeds = [(host, part.ref) for host, bind in self._binds.values() for part in bind.parts]
+        return tuple((self._senders[feed], feed[0]) for feed in feeds if feed in self._senders)
+
+    def _noticed_after(self, host: int, at: float) -> float | None:
+        rebound = [each.at - at for each in self._rebindings if each.old == host and each.at >= at]
+        moved = super()._noticed_after(host, at)
+        return min([*rebound, *([] if moved is None else [moved])], default=None)
+
+    def directory_says(self, node: NodeId, message: ToNode) -> None:
+        super().directory_says(node, message)
+        if not isinstance(message, Bind):
+            return
+        host, slot = self._hosts[identity_of(node)], message.version.ref
+        if slot in self._binds:
+            old, bind = self._binds[slot]
+            now = self._cluster.clock.now - self._began
+            self._rebindings.append(Rebinding(now, old, host, restarted=bind.version != message.version))
+        self._binds[slot] = (host, message)

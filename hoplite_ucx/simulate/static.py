@@ -3,16 +3,20 @@
 Only the choice of the sender differs: the i-th node to ask takes seat i of a fixed tree, whoever it is and whenever it
 comes. A static tree does not repair itself, so it is run without failures. Where a node has several children it may
 serve them one after the other or all at once; which is better depends on the size, so both ways exist.
+
+A static reduction is ours with a fixed degree.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hoplite_ucx.protocol import Directory
 from hoplite_ucx.protocol.directory.broadcast import Broadcast, Receiver
+from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.placement import Plan
 from hoplite_ucx.simulate.cluster import VirtualCluster
@@ -60,6 +64,28 @@ def static_cluster(tree: StaticTree, *, at_once: bool) -> type[VirtualCluster]:
 
     class StaticDirectory(Directory):
         broadcast_type = StaticBroadcast
+
+    class StaticCluster(VirtualCluster):
+        directory_machine = StaticDirectory
+
+    return StaticCluster
+
+
+STATIC_REDUCTIONS = {"chain": 1, "2-ary": 2, "3-ary": 3, "4-ary": 4, "8-ary": 8, "star": sys.maxsize}
+"""How many terms each slot takes."""
+
+
+def reducing_cluster(degree: int) -> type[VirtualCluster]:
+    """A virtual cluster whose reductions are all laid with this degree."""
+
+    class StaticReduction(Reduction):
+        def _fits(self, ref: bytes) -> bool:
+            fits = super()._fits(ref)
+            self._degree = degree
+            return fits
+
+    class StaticDirectory(Directory):
+        reduction_type = StaticReduction
 
     class StaticCluster(VirtualCluster):
         directory_machine = StaticDirectory

@@ -63,6 +63,62 @@ def test_gather_draws_where_the_objects_come_from() -> None:
     assert "0 ← 1 · 2 · 3" in result.output
 
 
+def test_reduce_draws_its_chain() -> None:
+    result = simulate("reduce", "--nodes", "8", "--size", "8MiB")
+    assert result.exit_code == 0, result.output
+    assert "× the limit of 67.1ms" in result.output
+    assert "0 ← 7 ← 6 ← 5 ← 4 ← 3 ← 2 ← 1" in result.output
+
+
+def test_reduce_tells_who_took_the_place_of_a_dead_source() -> None:
+    result = simulate("reduce", "--nodes", "9", "--count", "8", "--size", "8MiB", "--kill", "4@50%")
+    assert result.exit_code == 0, result.output
+    assert "reduce of 8MiB from the first 8 of 9 hosts to host 0" in result.output
+    assert "the slot of host 4 began anew on host 8" in result.output
+    assert "5 of 7 slots began anew" in result.output
+    assert "made of 0 + 1 + 2 + 3 + 5 + 6 + 7 + 8" in result.output
+
+
+def test_reduce_tells_how_long_it_took_after_the_last_arrival() -> None:
+    result = simulate("reduce", "--nodes", "4", "--size", "4MiB", "--arrivals", "bimodal 50%", "--json")
+    figures = json.loads(result.stdout)
+    assert figures["after_last_seconds"] == pytest.approx(figures["seconds"] - figures["ready_seconds"])
+    assert figures["after_last_ratio"] <= 1.15
+    assert figures["contributors"] == [0, 1, 2, 3]
+    shown = simulate("reduce", "--nodes", "4", "--size", "4MiB", "--arrivals", "bimodal 50%")
+    assert "after the last source that it took" in shown.output
+
+
+def test_a_taken_over_slot_is_drawn_where_it_went() -> None:
+    result = simulate("reduce", "--nodes", "8", "--size", "8MiB", "--copies", "2", "--kill", "4@50%")
+    assert result.exit_code == 0, result.output
+    assert "the slot of host 4 went on on host" in result.output
+    assert "0 of 7 slots began anew" in result.output
+
+
+def test_reduce_stands_in_one_table_with_static_trees() -> None:
+    result = simulate("reduce", "--nodes", "8", "--size", "256KiB", "--compare-static")
+    names = [line.split()[0] for line in result.output.split("× ours")[1].splitlines()[1:]]
+    assert sorted(names) == sorted(["ours", "chain", "2-ary", "3-ary", "4-ary", "8-ary", "star"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--count", "9"], "9 sources"),
+        (["--getters", "0"], "0 of 8 hosts"),
+        (["--kill", "0@10%"], "get the result"),
+        (["--copies", "2", "--arrivals", "every 1s"], "before the clock starts"),
+        (["--arrivals", "bimodal"], "no arrivals"),
+    ],
+)
+def test_impossible_reductions_are_refused_in_one_line(arguments: list[str], complaint: str) -> None:
+    result = simulate("reduce", *arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert result.stdout == ""
+
+
 def test_inline_objects_need_no_tree() -> None:
     result = simulate("broadcast", "--nodes", "3", "--size", "100", "--json")
     assert json.loads(result.stdout)["tree"] == []

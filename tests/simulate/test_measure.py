@@ -1,21 +1,12 @@
-"""What a broadcast must reach on a virtual network of 1 Gbit/s, 100 µs latency and 150 µs hand-over delay."""
+"""What broadcast, gather and reduce must reach at 1 Gbit/s, 100 µs latency and 150 µs hand-over delay."""
 
 import pytest
 
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.settings import KIB, MIB
 from hoplite_ucx.simulate.cluster import Shape, VirtualCluster
-from hoplite_ucx.simulate.measure import (
-    SOURCE,
-    Arrivals,
-    Kill,
-    Pattern,
-    Scenario,
-    Span,
-    broadcast,
-    gather,
-    static_trees,
-)
+from hoplite_ucx.simulate.measure import SOURCE, broadcast, gather, reduce, static_reductions, static_trees
+from hoplite_ucx.simulate.scenario import Arrivals, Kill, Pattern, Scenario, Span
 
 HALF = 62.5e6
 MIDDLE = Span(0.5, of_limit=True)
@@ -154,6 +145,96 @@ def test_a_gather_says_which_object_was_lost() -> None:
     assert {ending.host for ending in result.endings} == {1, 2, 3}
 
 
+# --- reduce ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(8, 64 * MIB), (16, 32 * MIB)])
+def test_large_reduce_takes_little_more_than_one_transfer(nodes: int, size: int) -> None:
+    result = reduce(scenario(nodes, size))
+    assert result.ratio <= 1.10
+    assert sorted(result.contributors) == list(range(nodes))
+    assert result.slots == len(result.edges) == nodes - 1
+
+
+@pytest.mark.parametrize("nodes", [8, 16])
+@pytest.mark.parametrize(
+    "arrivals",
+    [every(1.0), every(0.1), Arrivals(Pattern.BIMODAL, Span(0.5, of_limit=True))],
+    ids=["every 100%", "every 10%", "bimodal"],
+)
+def test_reduce_is_done_one_transfer_after_its_last_source(nodes: int, arrivals: Arrivals) -> None:
+    result = reduce(scenario(nodes, arrivals=arrivals))
+    assert not result.failures
+    assert result.ready_seconds > 0.0
+    assert result.after_last_ratio <= 1.15
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_reduce_of_sources_at_random_times_is_done_one_transfer_after_the_last(seed: int) -> None:
+    arrivals = Arrivals(Pattern.RANDOM, Span(0.5, of_limit=True))
+    assert reduce(scenario(8, arrivals=arrivals, seed=seed)).after_last_ratio <= 1.15
+
+
+def test_reduce_takes_the_first_sources_that_are_ready() -> None:
+    result = reduce(scenario(8, 4 * MIB, arrivals=every(0.5), count=5))
+    assert result.contributors == (0, 1, 2, 3, 4)
+    assert result.after_last_ratio <= 1.15
+
+
+@pytest.mark.parametrize("size", [64 * KIB, 256 * KIB, MIB])
+@pytest.mark.parametrize("nodes", [8, 16])
+def test_small_reduce_keeps_up_with_the_best_static_tree(nodes: int, size: int) -> None:
+    run = scenario(nodes, size)
+    assert reduce(run).seconds <= 1.25 * static_reductions(run)[0].seconds
+
+
+def test_static_reductions_behave_as_their_theory_says() -> None:
+    run = scenario(8, 8 * MIB)
+    seconds = {tree.name: tree.seconds for tree in static_reductions(run)}
+    transfer = 8 * MIB / run.shape.bandwidth
+    assert seconds["star"] == pytest.approx(7 * transfer, rel=0.02)
+    assert seconds["chain"] == pytest.approx(transfer, rel=0.07)
+    assert seconds["2-ary"] == pytest.approx(2 * transfer, rel=0.06)
+
+
+@pytest.mark.parametrize("victim", [1, 4, 7])
+def test_a_killed_slot_whose_source_lives_elsewhere_is_taken_over(victim: int) -> None:
+    """Nothing restarts. The one that takes over begins at its first byte, so that a death in the middle may cost as
+    much again as was done before it, and what crosses a busy uplink meanwhile."""
+    result = reduce(scenario(8, copies=2, kills=(Kill(victim, MIDDLE),)))
+    assert not result.failures
+    assert sorted(result.contributors) == list(range(8))
+    assert result.restarted == ()
+    assert result.loss is not None
+    assert result.seconds <= 2.6 * result.loss.calm_seconds
+
+
+def test_a_lost_source_is_replaced_by_a_spare_and_only_what_is_above_it_begins_anew() -> None:
+    result = reduce(scenario(9, 16 * MIB, count=8, kills=(Kill(4, MIDDLE),)))
+    assert set(result.contributors) == set(range(9)) - {4}
+    assert result.restarted == (4, 5, 6, 7, 0)
+    assert result.killed[0].noticed_after == pytest.approx(0.0003)
+    assert result.ratio <= 1.65
+
+
+def test_without_a_spare_the_reduction_fails_at_once() -> None:
+    result = reduce(scenario(8, 8 * MIB, kills=(Kill(4, MIDDLE),)))
+    assert {failure.kind for failure in result.failures.values()} == {FailureKind.LOST}
+    assert result.contributors == ()
+    assert result.seconds - 0.5 * result.limit_seconds <= 0.005
+
+
+def test_several_hosts_get_the_result_while_it_grows() -> None:
+    result = reduce(scenario(8, 16 * MIB, getters=2))
+    assert {ending.host for ending in result.endings} == {0, 1}
+
+
+def test_a_reduction_is_the_same_each_time() -> None:
+    arrivals = Arrivals(Pattern.RANDOM, Span(0.05))
+    run = scenario(8, 2 * MIB, arrivals=arrivals, count=6, seed=3, kills=(Kill(3, Span(0.03)),))
+    assert reduce(run) == reduce(run)
+
+
 # --- bad input -------------------------------------------------------------------------------------------------
 
 
@@ -165,6 +246,9 @@ def test_a_gather_says_which_object_was_lost() -> None:
         (8, {"size": 1 << 50}, "bytes cannot be transferred"),
         (8, {"copies": 0}, "0 copies"),
         (8, {"copies": 8}, "leave no receiver"),
+        (8, {"count": 0}, "0 sources"),
+        (8, {"count": 9}, "9 sources"),
+        (8, {"getters": 9}, "9 of 8 hosts"),
         (8, {"kills": (Kill(8, MIDDLE),)}, "no host 8"),
         (8, {"kills": (Kill(-1, MIDDLE),)}, "no host -1"),
     ],
