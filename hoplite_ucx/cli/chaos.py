@@ -29,8 +29,9 @@ _STORIES_SHOWN = 3
 
 def chaos(
     seeds: Annotated[
-        str, typer.Option(metavar="A:B", help="Run the seeds from A up to but not including B.")
-    ] = "0:200",
+        str | None,
+        typer.Option(metavar="A:B", help="Run the seeds from A to before B; 0:200, or 0:1500 with --mutant."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Run this one seed, and tell its story.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes to use; all cores by default.")] = None,
     mutant: Annotated[str | None, typer.Option(help=f"Break one rule on purpose: {', '.join(MUTANTS)}.")] = None,
@@ -39,13 +40,15 @@ def chaos(
     """Random clusters, workloads and faults, each run from its seed and judged by the oracle."""
     if mutant is not None and mutant not in MUTANTS:
         raise typer.BadParameter(f"{mutant!r} is not one of {', '.join(MUTANTS)}", param_hint="--mutant")
-    chosen = range(seed, seed + 1) if seed is not None else _range(seeds)
+    if seed is not None and seeds is not None:
+        raise typer.BadParameter("give one seed or a range of them, not both", param_hint="--seed")
+    chosen = range(seed, seed + 1) if seed is not None else _range(seeds or ("0:1500" if mutant else "0:200"))
     began = time.perf_counter()
     outcomes: list[Outcome] = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("chaos", total=len(chosen))
-        for outcome in _run(chosen, mutant, jobs or os.cpu_count() or 1):
+        for outcome in _run(chosen, mutant, jobs or os.cpu_count() or 1, tell=seed is not None):
             outcomes.append(outcome)
             progress.advance(task)
             if mutant is not None and not outcome.ok:
@@ -64,17 +67,17 @@ def chaos(
     if as_json:
         typer.echo(json.dumps({**summary, "failures": [asdict(outcome) for outcome in failed]}))
     else:
-        _show(summary, failed, mutant)
+        _show(summary, outcomes if seed is not None else failed[:_STORIES_SHOWN], mutant)
     if bool(failed) != (mutant is not None):
         raise typer.Exit(1)
 
 
-def _run(seeds: range, mutant: str | None, jobs: int) -> Iterator[Outcome]:
+def _run(seeds: range, mutant: str | None, jobs: int, *, tell: bool) -> Iterator[Outcome]:
     """Outcomes in the order of the seeds."""
     batches = [seeds[start : start + _BATCH] for start in range(0, len(seeds), _BATCH)]
     if jobs == 1 or len(batches) == 1:
         for batch in batches:
-            yield from _run_batch(batch, mutant)
+            yield from _run_batch(batch, mutant, tell)
         return
     with ProcessPoolExecutor(jobs) as pool:
         try:
@@ -84,19 +87,25 @@ def _run(seeds: range, mutant: str | None, jobs: int) -> Iterator[Outcome]:
             pool.shutdown(cancel_futures=True)
 
 
-def _run_batch(seeds: range, mutant: str | None) -> list[Outcome]:
+def _run_batch(seeds: range, mutant: str | None, tell: bool = False) -> list[Outcome]:
     cluster_type = VirtualCluster if mutant is None else MUTANTS[mutant]()
-    return [run_seed(seed, cluster_type) for seed in seeds]
+    return [run_seed(seed, cluster_type, tell=tell) for seed in seeds]
 
 
-def _show(summary: Mapping[str, object], failed: list[Outcome], mutant: str | None) -> None:
+def _show(summary: Mapping[str, object], told: list[Outcome], mutant: str | None) -> None:
     console = Console(highlight=False)
-    for outcome in failed[:_STORIES_SHOWN]:
-        console.print(f"[bold red]seed {outcome.seed}[/]: {outcome.problem}", soft_wrap=True)
+    for outcome in told:
+        verdict = "all promises kept" if outcome.ok else outcome.problem
+        console.print(f"[bold {'green' if outcome.ok else 'red'}]seed {outcome.seed}[/]: {verdict}", soft_wrap=True)
         for line in outcome.story:
             console.print(f"  {line}", markup=False, soft_wrap=True)
-        again = f" --mutant {mutant}" if mutant else ""
-        console.print(f"replay: hoplite simulate chaos --seed {outcome.seed}{again}", markup=False)
+        if not outcome.ok:
+            again = f" --mutant {mutant}" if mutant else ""
+            console.print(f"replay: hoplite simulate chaos --seed {outcome.seed}{again}", markup=False)
+    if mutant is not None:
+        caught = f"caught after {summary['seeds']}" if summary["failed"] else f"not caught in {summary['seeds']}"
+        console.print(f"mutant {mutant}: {caught} seeds")
+        return
     console.print(
         f"{summary['seeds']} seeds, {summary['failed']} failed; {summary['gets']} gets and {summary['faults']} faults "
         f"in {summary['seconds']:.1f} s, {summary['processor_ms_per_seed']:.1f} ms of processor time a seed",

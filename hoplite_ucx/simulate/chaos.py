@@ -57,8 +57,8 @@ class Outcome:
         return self.problem is None
 
 
-def run_seed(seed: int, cluster_type: type[VirtualCluster] = VirtualCluster) -> Outcome:
-    """One run; whatever goes wrong in it is the outcome, not an exception."""
+def run_seed(seed: int, cluster_type: type[VirtualCluster] = VirtualCluster, *, tell: bool = False) -> Outcome:
+    """One run; whatever goes wrong in it is the outcome, not an exception. `tell` its story even if all went well."""
     began = time.process_time()
     chaos = Chaos(seed, cluster_type)
     outcome = Outcome(seed)
@@ -70,6 +70,8 @@ def run_seed(seed: int, cluster_type: type[VirtualCluster] = VirtualCluster) -> 
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         outcome.problem = f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}:{where.lineno})"
+        outcome.story = chaos.story(None)
+    if tell and outcome.ok:
         outcome.story = chaos.story(None)
     outcome.events = chaos.events
     outcome.faults = chaos.faults
