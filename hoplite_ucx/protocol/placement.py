@@ -9,16 +9,18 @@ which gives chains for large objects, shallow trees for small ones, and never wo
 serves one object first come, first served, and starts another stream of it only where the running ones leave
 capacity; different objects share it fairly.
 
-Locations stand in two heaps, the free ones by `finish` and the busy ones by `free_at`, so that a placement looks
-at a handful of the best of each instead of at all of them. A receiver slower than its sender's NIC holds capacity
-that a faster one could fill: such children are listed apart, and may be displaced.
+Locations of about the same rate stand in heaps, the free ones and those with capacity left by `finish`, the busy ones
+by `free_at`, so that a placement looks at a handful of the best of each instead of at all of them. A receiver slower
+than its sender's NIC holds capacity that a faster one could fill: such children are listed apart, and may be displaced.
 """
 
+import enum
 import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeAlias
 
 from hoplite_ucx.protocol.cost import hop_delay
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey
@@ -32,6 +34,8 @@ _SLOW = 0.8
 _WORTH_DISPLACING = 0.1
 # Capacity below this part of a NIC is not worth starting a stream on.
 _WORTH_USING = 0.05
+# A sender with more than this part of its NIC left is worth asking beside the stream it runs.
+_ROOMY = 0.2
 # Heaps are rid of stale entries when they have grown to several times their locations, and by so many.
 _SLACK = 64
 
@@ -85,9 +89,24 @@ class Location:
     free_at: float = -math.inf
     load: float = 0.0
     stamp: int = 0
+    rate_class: int = field(init=False)
+    """Locations whose rates differ little stand in one heap, the others side by side."""
+
+    def __post_init__(self) -> None:
+        self.rate_class = round(2 * math.log2(self.nic.up))
 
     def left(self) -> float:
         return self.nic.up - self.load
+
+
+class Shelf(enum.Enum):
+    FREE = "free"
+    ROOMY = "roomy"
+    BUSY = "busy"
+
+
+_Entry: TypeAlias = tuple[float, int, NodeId]
+"""The key of a heap, the stamp by which it is current, and whose it is."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,8 +126,7 @@ class SenderPool:
         self._settings = settings
         self.locations: dict[NodeId, Location] = {}
         self._slow: dict[ReceiverKey, NodeId] = {}  # child → its sender
-        self._free: list[tuple[float, int, NodeId]] = []
-        self._busy: list[tuple[float, int, NodeId]] = []
+        self._heaps: dict[tuple[Shelf, int], list[_Entry]] = {}
         self._stamps = 0
 
     def add(self, node: NodeId, nic: Nic, finish: float, depth: int) -> None:
@@ -161,7 +179,7 @@ class SenderPool:
         self._refile(now)
         plans = [
             self._plan(location, nic, remaining, now)
-            for heap in (self._free, self._busy)
+            for heap in self._heaps.values()
             for location in self._best_of(heap, acceptable)
         ]
         best = min(plans, key=lambda plan: plan.finish, default=None)
@@ -207,27 +225,35 @@ class SenderPool:
         """Put a location into the heap it belongs to; its older entries become stale by their stamp."""
         self._stamps += 1
         location.stamp = self._stamps
-        heap = self._busy if location.children else self._free
-        heapq.heappush(heap, (location.free_at if location.children else location.finish, self._stamps, location.node))
+        if not location.children:
+            shelf, key = Shelf.FREE, location.finish
+        elif location.left() > _ROOMY * location.nic.up:
+            shelf, key = Shelf.ROOMY, location.finish
+        else:
+            shelf, key = Shelf.BUSY, location.free_at
+        heap = self._heap(location, shelf)
+        heapq.heappush(heap, (key, self._stamps, location.node))
         if len(heap) > 4 * len(self.locations) + _SLACK:
             heap[:] = [entry for entry in heap if self._current(entry) is not None]
             heapq.heapify(heap)
 
     def _refile(self, now: float) -> None:
         """Busy locations whose streams should be over count as free, by their `finish`."""
-        busy = self._busy
-        while busy and busy[0][0] <= now:
-            location = self._current(heapq.heappop(busy))
-            if location is not None:
-                heapq.heappush(self._free, (location.finish, location.stamp, location.node))
+        for (shelf, _), busy in list(self._heaps.items()):
+            while shelf is Shelf.BUSY and busy and busy[0][0] <= now:
+                location = self._current(heapq.heappop(busy))
+                if location is not None:
+                    free = self._heap(location, Shelf.FREE)
+                    heapq.heappush(free, (location.finish, location.stamp, location.node))
 
-    def _current(self, entry: tuple[float, int, NodeId]) -> Location | None:
+    def _heap(self, location: Location, shelf: Shelf) -> list[_Entry]:
+        return self._heaps.setdefault((shelf, location.rate_class), [])
+
+    def _current(self, entry: _Entry) -> Location | None:
         location = self.locations.get(entry[2])
         return location if location is not None and location.stamp == entry[1] else None
 
-    def _best_of(
-        self, heap: list[tuple[float, int, NodeId]], acceptable: Callable[[NodeId], bool]
-    ) -> Iterator[Location]:
+    def _best_of(self, heap: list[_Entry], acceptable: Callable[[NodeId], bool]) -> Iterator[Location]:
         """The first few acceptable locations of a heap, which is left as it was but for stale entries."""
         looked_at = []
         found = 0

@@ -219,8 +219,9 @@ def _brute_force(pool: SenderPool, account: Nic, size: int, now: float, avoid: s
     return min(plan.finish for plan in plans)
 
 
+@pytest.mark.parametrize("rates", [(1.0,), (0.5, 1.0, 2.0)], ids=["equal", "mixed"])
 @pytest.mark.parametrize("size", [4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB])
-def test_the_choice_is_as_good_as_looking_at_every_location(size: int) -> None:
+def test_the_choice_is_as_good_as_looking_at_every_location(size: int, rates: tuple[float, ...]) -> None:
     """Pools as they come about: receivers arrive, finish early or late, and some senders are not acceptable."""
     for seed in range(25):
         rng = random.Random(seed)
@@ -228,7 +229,7 @@ def test_the_choice_is_as_good_as_looking_at_every_location(size: int) -> None:
         now = 0.0
         for node in range(1, 40):
             now += rng.choice((0.0, 0.1, 1.0)) * size / RATE
-            account = nic()
+            account = nic(rng.choice(rates) * RATE)
             avoid = {n for n in tree.pool.locations if rng.random() < 0.2} - {SOURCE}
             best = _brute_force(tree.pool, account, size, now, avoid)
             plan = tree.pool.choose(account, size, now, set(tree.pool.locations).difference(avoid).__contains__)
