@@ -292,8 +292,11 @@ class Fetching:
         for incoming in list(self.streams.values()):
             incoming.sign_of_life += late
             position = positions.get(incoming.stream, incoming.position)
+            held_back = isinstance(incoming.sink, Input) and incoming.sink.held_back()
             if position > incoming.position:
                 incoming.position = incoming.sink.watermark = position
+                incoming.sign_of_life = now
+            elif held_back:
                 incoming.sign_of_life = now
             elif now - incoming.sign_of_life >= self._context.settings.suspicion:
                 self._fail(incoming, StreamFault.STALLED)

@@ -74,8 +74,14 @@ class Input:
     part: int
     version: Version
     size: int
+    before: "Holding | Input | None" = None
+    """The part that must be combined first."""
     watermark: int = 0
     receive: StreamId | None = None
+
+    def held_back(self) -> bool:
+        """It waits for the part before it, not for its sender."""
+        return self.before is not None and self.before.watermark <= self.watermark
 
     @property
     def segment(self) -> int:

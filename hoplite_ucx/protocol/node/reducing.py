@@ -62,16 +62,19 @@ class Reducing:
         slot.holding = holding
         parts: list[int | None] = []
         missing: list[Version] = []
+        before: Holding | Input | None = None
         for index, version in enumerate(bind.parts):
             here = self._memory.get(version)
             if here is not None and here.phase in (Phase.COMPLETE, Phase.REDUCING):
                 here.uses += 1
                 slot.used.append(here)
                 parts.append(here.segment)
+                before = here
             else:
                 missing.append(version)
                 parts.append(None)
-                holding.inputs.append(Input(holding, index, version, bind.size))
+                before = Input(holding, index, version, bind.size, before)
+                holding.inputs.append(before)
         self._memory.name(holding, bind.version)
         self._context.tell(bind.version.ref, "combines {} parts, {} from elsewhere", len(parts), len(missing))
         self._context.emit(Combine(holding.segment, bind.size, bind.layout, bind.op, tuple(parts)))

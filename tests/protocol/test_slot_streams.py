@@ -1,0 +1,38 @@
+"""Streams that feed a slot: which of them may wait, and for whom."""
+
+from hoplite_ucx.protocol.events import CancelReceive, Receive
+from hoplite_ucx.protocol.ids import node_id
+from hoplite_ucx.protocol.messages import Bind, Operation, Place, StreamStatus
+from hoplite_ucx.protocol.settings import MIB
+from tests.protocol.harness import RATE, NodeDriver, version
+
+FIRST, SECOND = node_id(8), node_id(9)
+
+
+def fed_slot() -> tuple[NodeDriver, Receive, Receive]:
+    """A slot of two parts, both from elsewhere."""
+    n = NodeDriver()
+    slot, parts = version(1), (version(2), version(3))
+    n.directory(Bind(slot, 1, 8 * MIB, b"", Operation.SUM, parts))
+    streams = []
+    for number, (part, sender) in enumerate(zip(parts, (FIRST, SECOND), strict=True), 2):
+        place = Place(part, number, 8 * MIB, b"", sender, "there:1", MIB, RATE, into=slot.ref)
+        streams.append(n.only(n.directory(place), Receive))
+    first, second = streams
+    return n, first, second
+
+
+def test_a_part_that_waits_for_the_one_before_it_is_no_stall() -> None:
+    n, first, _ = fed_slot()
+    for _ in range(8):
+        n.peer(FIRST, StreamStatus(first.stream, 0, queued=False))  # starved: nothing comes of the first part
+        assert n.none(n.beat(), CancelReceive)
+
+
+def test_a_part_that_could_go_on_and_does_not_is_a_stall() -> None:
+    n, first, second = fed_slot()
+    cancelled = []
+    for step in range(1, 6):
+        n.positions[first.stream] = step * MIB
+        cancelled += [effect for effect in n.beat() if isinstance(effect, CancelReceive)]
+    assert cancelled == [CancelReceive(second.stream)]
