@@ -83,7 +83,7 @@ class Reducer(DirectoryDriver):
 
     def accept(self, name: str, bind: Bind) -> None:
         """The node takes the slot: what it has not itself must be sent to it."""
-        missing = [part for part in bind.parts if not self.directory.has_part(part.ref, self[name])]
+        missing = [part for part in bind.parts if not self.directory.objects.has_part(part.ref, self[name])]
         self.tell(name, Bound(bind.version, bind.number, tuple(missing)))
 
     def take(self, name: str) -> Bind:
@@ -1015,7 +1015,7 @@ def test_a_getter_that_turns_out_to_be_complete_seals_the_target() -> None:
         assert d.heard_all(Sealed, "E") == []
         host = next(name for name, node in d.ids.items() if node == slot.host.node)
         for part in slot.parts:
-            d.tell(host, Consumed(d.directory.version_of(part), slot.ref))
+            d.tell(host, Consumed(d.directory.objects.version_of(part), slot.ref))
         d.tell(host, Completed(root.version))
     assert d.heard_all(Sealed, "E") == [Sealed(root.version)]
     assert d["E"] in d.broadcast(TARGET).copies

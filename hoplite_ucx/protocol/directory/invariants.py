@@ -18,7 +18,8 @@ from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, s
 from hoplite_ucx.protocol.placement import Nic, SenderPool
 
 if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.machine import Directory, Record
+    from hoplite_ucx.protocol.directory.machine import Directory
+    from hoplite_ucx.protocol.directory.objects import Record
 
 
 def check_directory(directory: "Directory") -> None:
@@ -42,9 +43,11 @@ def check_directory(directory: "Directory") -> None:
     _check_chains(directory)
     _check_members(directory, streams)
     _check_timers(directory)
-    assert directory._inline_total == inline, f"inline total {directory._inline_total}, but {inline} bytes are inline"
+    assert directory.objects.inline_total == inline, (
+        f"inline total {directory.objects.inline_total}, but {inline} bytes are inline"
+    )
     assert inline <= directory.settings.inline_total, f"{inline} inline bytes are over the limit"
-    last = directory._world._number
+    last = directory.world._number
     assert max(numbers, default=0) <= last, f"a placement is numbered above {last}, the last that was given"
 
 
@@ -79,7 +82,7 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
         _check_hidden(record)
         assert not {**record.waiting, **record.watchers}, f"{name}: deleted, and yet waited for"
         assert not record.deferred, f"{name}: deleted, and yet puts wait for it"
-        assert ("tombstone", ref) in directory._world.timers, f"{name}: its tombstone never expires"
+        assert ("tombstone", ref) in directory.world.timers, f"{name}: its tombstone never expires"
     if broadcast is not None:
         strays = record.waiting.keys() - {broadcast.producer, *broadcast.copies}
         if not broadcast.has_root() and (record.deferred or not broadcast.sealed):
@@ -91,7 +94,7 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
         assert broadcast is not None, f"{name}: a put is deferred without a reason"
         assert not broadcast.complete(), f"{name}: a put is deferred although there is a complete copy"
     starving = broadcast is not None and broadcast.waits()
-    assert (ref in directory._starving) == starving, f"{name}: starving is {not starving}, waits is {starving}"
+    assert (ref in directory.objects.starving) == starving, f"{name}: starving is {not starving}, waits is {starving}"
     for node, member in record.nodes.items():
         assert directory.members.get(node) is member, f"{name}: {label(node)} is no member"
         assert ref in member.refs, f"{name}: {label(node)} does not list it"
@@ -392,38 +395,38 @@ def _check_nothing_undone(
 ) -> None:
     chosen, spec, root = reduction.chosen, reduction.spec, reduction.root
     changed = [ref for ref in chosen if not (_is_available(directory, reduction, ref) or _is_in(directory, homes, ref))]
-    gone = [ref for ref in changed if not directory.may_come(ref, seen=True)]
-    spare = next((ref for ref in spec.sources if ref not in chosen and directory.is_ready(ref)), None)
+    gone = [ref for ref in changed if not directory.objects.may_come(ref, seen=True)]
+    spare = next((ref for ref in spec.sources if ref not in chosen and directory.objects.is_ready(ref)), None)
     if spare is not None:
         assert len(chosen) == spec.count, f"{name}: {short(spare)} is ready, and was not chosen"
         assert not gone, f"{name}: {_refs(gone)} are gone, and {short(spare)} could replace them"
     for ref in changed:
-        assert not directory.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
+        assert not directory.objects.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
     for slot in _needed(reduction):
         broadcast = directory.records[slot.ref].broadcast
         if slot.host is not None or (broadcast is not None and not broadcast.is_lost()):
             continue  # it is on its way, it has a copy, or those who pull from it have yet to report
         if all(_is_available(directory, reduction, part) for part in slot.parts):
-            looked_for = ("reduce", reduction.record.ref) in directory._world.timers
+            looked_for = ("reduce", reduction.record.ref) in directory.world.timers
             assert looked_for, f"{name}: slot {short(slot.ref)} could be bound, and nobody does"
-    if root is not None and directory.has_copy(root.ref):
-        undecided = any(directory.is_undecided(ref) for ref in chosen)
-        at_work = root.host is not None and not directory.has_part(root.ref, root.host.node, complete=True)
+    if root is not None and directory.objects.has_copy(root.ref):
+        undecided = any(directory.objects.is_undecided(ref) for ref in chosen)
+        at_work = root.host is not None and not directory.objects.has_part(root.ref, root.host.node, complete=True)
         assert undecided or at_work, f"{name}: complete and decided, and yet not sealed"
 
 
 def _is_available(directory: "Directory", reduction: Reduction, part: bytes) -> bool:
     """Whether a slot can be bound as far as this part goes."""
     if part in reduction.slots:
-        return reduction.slots[part].bound or directory.has_copy(part)
-    return directory.is_ready(part) and directory.version_of(part) == reduction.chosen.get(part)
+        return reduction.slots[part].bound or directory.objects.has_copy(part)
+    return directory.objects.is_ready(part) and directory.objects.version_of(part) == reduction.chosen.get(part)
 
 
 def _is_in(directory: "Directory", homes: dict[bytes, Slot | None], ref: bytes) -> bool:
     """Whether the bytes of a source are in a slot that has them, or in what was made of that slot."""
     part, slot = ref, homes[ref]
     while slot is not None:
-        if (slot.bound and part in slot.consumed) or directory.has_copy(slot.ref):
+        if (slot.bound and part in slot.consumed) or directory.objects.has_copy(slot.ref):
             return True
         part, slot = slot.ref, slot.parent
     return False
@@ -489,7 +492,7 @@ def _check_members(directory: "Directory", streams: _Streams) -> None:
 
 
 def _check_timers(directory: "Directory") -> None:
-    timers = directory._world.timers
+    timers = directory.world.timers
     assert not len(directory.members) or "sweep" in timers, "nobody looks whether the members are alive"
     for key in timers:
         match key:

@@ -29,7 +29,7 @@ from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version, label, short
 from hoplite_ucx.protocol.messages import Bind, CombineInline, Drop, Reduce, Sealed
 
 if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.machine import Directory, Record
+    from hoplite_ucx.protocol.directory.objects import Objects, Record
 
 _REFUSED_FOR = 0.2
 
@@ -52,9 +52,9 @@ class Slot:
 
 
 class Reduction:
-    def __init__(self, directory: Directory, record: Record, spec: Reduce, requester: NodeId) -> None:
-        self._directory = directory
-        self._world = directory.world
+    def __init__(self, objects: Objects, record: Record, spec: Reduce, requester: NodeId) -> None:
+        self._objects = objects
+        self._world = objects.world
         self._requester = requester
         self.record = record
         self.spec = spec
@@ -81,7 +81,7 @@ class Reduction:
 
     def is_bound(self) -> bool:
         """Whether the target grows: it may then be a part of another reduction."""
-        return self.root is not None and (self.root.bound or self._directory.has_copy(self.record.ref))
+        return self.root is not None and (self.root.bound or self._objects.has_copy(self.record.ref))
 
     def uses(self, ref: bytes) -> bool:
         """Whether the ref is one of the chosen sources of a result that is not decided."""
@@ -114,14 +114,14 @@ class Reduction:
         slot.bound = True
         slot.homeless_since = None
         slot.consumed = {part for part in slot.parts if part not in missing}
-        record = self._directory.record(slot.ref)
-        self._directory.produce(record, slot.host)
+        record = self._objects.record(slot.ref)
+        self._objects.produce(record, slot.host)
         for part in slot.parts:
-            if part in missing and self._directory.feed(part, slot.host, slot.ref):
+            if part in missing and self._objects.feed(part, slot.host, slot.ref):
                 slot.consumed.add(part)
-        self._directory.settle(record)
+        self._objects.settle(record)
         if slot is self.root:
-            self._directory.source_changed(self.record.ref)
+            self._objects.source_changed(self.record.ref)
         self._advance()
 
     def resumed(self, slot: Slot, missing: set[bytes]) -> None:
@@ -134,7 +134,7 @@ class Reduction:
         for part in slot.parts:
             if part not in missing and part not in slot.consumed:
                 slot.consumed.add(part)
-                self._directory.unfeed(part, slot.host.node, slot.ref)
+                self._objects.unfeed(part, slot.host.node, slot.ref)
 
     def declined(self, slot: Slot) -> None:
         assert slot.host is not None
@@ -159,10 +159,10 @@ class Reduction:
     def inline_result(self, member: Member, version: Version, data: bytes) -> None:
         if version != self._inline_version or member.node != self._inline_host or len(data) != self._size:
             return
-        if not self._directory.has_inline_room(len(data)):
+        if not self._objects.has_inline_room(len(data)):
             self._restart()  # others were quicker: combine it where objects live
         else:
-            self._directory.begin_inline(self.record, version, self._layout, data)
+            self._objects.begin_inline(self.record, version, self._layout, data)
             self._finish()
 
     def node_lost(self, node: NodeId) -> None:
@@ -184,7 +184,7 @@ class Reduction:
 
     def _note_ready(self) -> None:
         for ref in self.spec.sources:
-            if self._directory.is_ready(ref):
+            if self._objects.is_ready(ref):
                 self._seen.add(ref)
                 self._ready.setdefault(ref)
             else:
@@ -193,7 +193,7 @@ class Reduction:
     def _could_finish(self) -> bool:
         """Enough sources are in, ready, or still to come."""
         hopeful = sum(
-            ref in self._ready or self._is_in(ref) or self._directory.may_come(ref, seen=ref in self._seen)
+            ref in self._ready or self._is_in(ref) or self._objects.may_come(ref, seen=ref in self._seen)
             for ref in self.spec.sources
         )
         return hopeful >= self.spec.count
@@ -205,11 +205,11 @@ class Reduction:
 
     def _is_in(self, ref: bytes) -> bool:
         """Chosen, and not needed any more: its bytes are in a slot that has them."""
-        if ref not in self.chosen or not self._directory.is_decided_as(ref, self.chosen[ref]):
+        if ref not in self.chosen or not self._objects.is_decided_as(ref, self.chosen[ref]):
             return False
         part, slot = ref, self._slot_with(ref)
         while slot is not None:
-            if self._has_all_of(slot, part) or self._directory.has_copy(slot.ref):
+            if self._has_all_of(slot, part) or self._objects.has_copy(slot.ref):
                 return True
             part, slot = slot.ref, slot.parent
         return False
@@ -217,7 +217,7 @@ class Reduction:
     def _has_all_of(self, slot: Slot, part: bytes) -> bool:
         """Whether the slot's host needs the part no more. Of a slot that runs beside it, it needs what is to come."""
         child = self.slots.get(part)
-        grows_beside = child is not None and child.host is slot.host and not self._directory.has_copy(part)
+        grows_beside = child is not None and child.host is slot.host and not self._objects.has_copy(part)
         return slot.bound and part in slot.consumed and not grows_beside
 
     def _choose_ready(self) -> None:
@@ -226,11 +226,11 @@ class Reduction:
         for ref in self._ready:
             if len(self.chosen) == self.spec.count:
                 break
-            if ref in self.chosen or self._directory.is_deleted(ref):
+            if ref in self.chosen or self._objects.is_deleted(ref):
                 continue
             if not self._fits(ref):
                 return
-            self.chosen[ref] = self._directory.version_of(ref)
+            self.chosen[ref] = self._objects.version_of(ref)
             batch.setdefault(self._home_of(ref), []).append(ref)
             self._world.tell(self.record.ref, "chose {} as {} of {}", short(ref), len(self.chosen), self.spec.count)
         groups = list(batch.items())
@@ -240,10 +240,10 @@ class Reduction:
 
     def _fits(self, ref: bytes) -> bool:
         """The first ready source fixes size and layout for all."""
-        size, layout = self._directory.form_of(ref)
+        size, layout = self._objects.form_of(ref)
         if not self.chosen:
             self._size, self._layout = size, layout
-            bandwidth = self._directory.members.bandwidth()
+            bandwidth = self._objects.members.bandwidth()
             self._degree = choose_degree(size, self.spec.count, bandwidth, self._world.settings)
             return True
         if (size, layout) == (self._size, self._layout):
@@ -283,8 +283,8 @@ class Reduction:
             if term in self.slots:
                 self.slots[term].parent = slot
         self.slots[ref] = slot
-        self._directory.record(ref).slot = slot
-        self._directory.record(ref).reduction = self
+        self._objects.record(ref).slot = slot
+        self._objects.record(ref).reduction = self
         if last:
             self.root = slot
         else:
@@ -295,16 +295,16 @@ class Reduction:
         return hashlib.blake2b(name, digest_size=REF_BYTES).digest()
 
     def _home_of(self, ref: bytes) -> NodeId:
-        return self._directory.home_of(ref)
+        return self._objects.home_of(ref)
 
     # --- mending -----------------------------------------------------------------------------------------------
 
     def _mend_parts(self) -> None:
         """A chosen source that is not what it was, and whose bytes are still needed, is updated or replaced."""
         for ref, version in list(self.chosen.items()):
-            if self._is_in(ref) or (ref in self._ready and self._directory.version_of(ref) == version):
+            if self._is_in(ref) or (ref in self._ready and self._objects.version_of(ref) == version):
                 continue
-            if ref not in self._ready and self._directory.may_come(ref, seen=True):
+            if ref not in self._ready and self._objects.may_come(ref, seen=True):
                 continue  # it is not known to be lost
             slot = self._slot_with(ref)
             spare = ref if ref in self._ready else next((s for s in self._ready if s not in self.chosen), None)
@@ -326,12 +326,12 @@ class Reduction:
     def _replace(self, ref: bytes, spare: bytes) -> None:
         """Keep the order of choice: contributors are told in it."""
         before, self.chosen = self.chosen, self._chosen_with(ref, spare)
-        self._directory.release_sources(before)
+        self._objects.release_sources(before)
 
     def _chosen_with(self, ref: bytes, spare: bytes) -> dict[bytes, Version]:
         return {
             (spare if source == ref else source): (
-                self._directory.version_of(spare) if source == ref else self.chosen[source]
+                self._objects.version_of(spare) if source == ref else self.chosen[source]
             )
             for source in self.chosen
         }
@@ -349,9 +349,9 @@ class Reduction:
             return
         slot.version = None
         slot.homeless_since = None
-        self._directory.reset(self._directory.record(slot.ref))
+        self._objects.reset(self._objects.record(slot.ref))
         if slot is self.root:
-            self._directory.source_changed(self.record.ref)
+            self._objects.source_changed(self.record.ref)
 
     def _unbind(self, slot: Slot) -> None:
         """Nobody runs the slot. What its host pulled for it is not wanted any more."""
@@ -361,16 +361,16 @@ class Reduction:
         if host is None:
             return
         self._stop_feeding(slot, host)
-        broadcast = self._directory.record(slot.ref).broadcast
+        broadcast = self._objects.record(slot.ref).broadcast
         if broadcast is not None and broadcast.producer == host.node:
             broadcast.remove(host.node)
-            self._directory.look_at(slot.ref)
-        if slot.version is not None and self._directory.members.get(host.node) is host:
+            self._objects.look_at(slot.ref)
+        if slot.version is not None and self._objects.members.get(host.node) is host:
             self._world.send(host.node, Drop(slot.version))
 
     def _stop_feeding(self, slot: Slot, host: Member) -> None:
         for part in slot.parts:
-            self._directory.unfeed(part, host.node, slot.ref)
+            self._objects.unfeed(part, host.node, slot.ref)
 
     def _slot_with(self, part: bytes) -> Slot | None:
         return next((slot for slot in self.slots.values() if part in slot.parts), None)
@@ -398,10 +398,10 @@ class Reduction:
                 continue
             if child is not None:
                 self._ensure(child)
-                parts_ready = parts_ready and (child.bound or self._directory.has_copy(part))
-            elif part not in self._ready or self._directory.version_of(part) != self.chosen.get(part):
+                parts_ready = parts_ready and (child.bound or self._objects.has_copy(part))
+            elif part not in self._ready or self._objects.version_of(part) != self.chosen.get(part):
                 parts_ready = False
-        complete = slot.version is not None and self._directory.has_copy(slot.ref)
+        complete = slot.version is not None and self._objects.has_copy(slot.ref)
         if parts_ready and slot.host is None and not complete:
             self._bind(slot)
 
@@ -419,11 +419,11 @@ class Reduction:
                 self._world.timers.set(("reduce", self.record.ref), now + _REFUSED_FOR)
             return
         if slot.version is None:
-            slot.version = self._directory.begin_output(slot.ref, self._size, self._layout, host)
+            slot.version = self._objects.begin_output(slot.ref, self._size, self._layout, host)
         slot.host = host
         slot.number = self._world.next_number()
-        self._directory.involve(self._directory.record(slot.ref), host)
-        parts = tuple(self._directory.version_of(part) for part in slot.parts)
+        self._objects.involve(self._objects.record(slot.ref), host)
+        parts = tuple(self._objects.version_of(part) for part in slot.parts)
         self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
         self._world.send(host.node, Bind(slot.version, slot.number, self._size, self._layout, self.spec.op, parts))
 
@@ -431,14 +431,12 @@ class Reduction:
         """The node that the slot was made for; else one that has most of its parts; else anyone who has room."""
         now = self._world.now
         usable = [
-            member
-            for member in self._directory.members
-            if member.usable() and slot.refused.get(member.node, 0.0) <= now
+            member for member in self._objects.members if member.usable() and slot.refused.get(member.node, 0.0) <= now
         ]
         return max(
             usable,
             key=lambda member: (
-                sum(self._directory.has_part(part, member.node) for part in slot.parts),
+                sum(self._objects.has_part(part, member.node) for part in slot.parts),
                 member.node == slot.prefers,
                 -member.node,
             ),
@@ -450,26 +448,26 @@ class Reduction:
     def _all_inline(self) -> bool:
         if self._inline_version is not None:
             return True
-        if len(self.chosen) < self.spec.count or not self._directory.has_inline_room(self._size):
+        if len(self.chosen) < self.spec.count or not self._objects.has_inline_room(self._size):
             return False
-        return all(self._directory.inline_of(ref, version) is not None for ref, version in self.chosen.items())
+        return all(self._objects.inline_of(ref, version) is not None for ref, version in self.chosen.items())
 
     def _combine_inline(self) -> None:
         """The bytes are all here: one node combines them and sends back the result."""
         if self._inline_version is not None:
             return
         self._drop_slots()
-        requester = self._directory.members.get(self._requester)
+        requester = self._objects.members.get(self._requester)
         candidates = [requester] if requester is not None and requester.usable() else []
-        candidates += [member for member in self._directory.members if member.usable()]
+        candidates += [member for member in self._objects.members if member.usable()]
         if not candidates:
             self._world.timers.set(("reduce", self.record.ref), self._world.now + _REFUSED_FOR)
             return
         host = candidates[0]
-        self._inline_version = self._directory.new_version(self.record.ref)
+        self._inline_version = self._objects.new_version(self.record.ref)
         self._inline_host = host.node
-        self._directory.involve(self.record, host)
-        parts = tuple(self._directory.inline_of(ref, version) or b"" for ref, version in self.chosen.items())
+        self._objects.involve(self.record, host)
+        parts = tuple(self._objects.inline_of(ref, version) or b"" for ref, version in self.chosen.items())
         self._world.send(host.node, CombineInline(self._inline_version, self._layout, self.spec.op, parts))
 
     # --- the end -----------------------------------------------------------------------------------------------
@@ -478,11 +476,11 @@ class Reduction:
         """Seal a complete root, unless a source of it could still turn out to be another version. A host that is still
         at work has all the bytes that a getter has, and says so next; it is not interrupted."""
         root = self.root
-        if root is None or root.version is None or not self._directory.has_copy(root.ref):
+        if root is None or root.version is None or not self._objects.has_copy(root.ref):
             return
-        if root.host is not None and not self._directory.has_part(root.ref, root.host.node, complete=True):
+        if root.host is not None and not self._objects.has_part(root.ref, root.host.node, complete=True):
             return
-        if not any(self._directory.is_undecided(ref) for ref in self.chosen):
+        if not any(self._objects.is_undecided(ref) for ref in self.chosen):
             self._seal()
 
     def _seal(self) -> None:
@@ -499,16 +497,16 @@ class Reduction:
     def _finish(self) -> None:
         """The target is an object like any other now; what made it goes."""
         self.record.contributors = dict(self.chosen)
-        self.record.decided = self._directory.version_of(self.record.ref)
+        self.record.decided = self._objects.version_of(self.record.ref)
         self.record.reduction = self.record.slot = None
         self._world.timers.cancel(("reduce", self.record.ref))
         self._drop_slots(keep=self.record.ref)
-        self._directory.reduction_ended(self)
+        self._objects.reduction_ended(self)
 
     def _fail(self, failure: Failure) -> None:
         self.failure = failure
         self._world.tell(self.record.ref, "failed: {}", failure.detail)
-        self._directory.fail_waiters(self.record, failure)
+        self._objects.fail_waiters(self.record, failure)
         self._tear_down()
         self.record.waiting.clear()  # they were told
 
@@ -522,7 +520,7 @@ class Reduction:
         self._world.tell(self.record.ref, "reopened")
 
     def _shortage(self) -> Failure:
-        lost = [short(ref) for ref in self.spec.sources if not self._directory.may_come(ref, seen=ref in self._seen)]
+        lost = [short(ref) for ref in self.spec.sources if not self._objects.may_come(ref, seen=ref in self._seen)]
         detail = f"only {len(self.spec.sources) - len(lost)} of its sources are left and it needs {self.spec.count}"
         detail += f" (gone: {', '.join(lost[:8])})"
         return Failure(FailureKind.LOST, detail, "put a lost source again; the reduction then goes on", self.record.ref)
@@ -530,7 +528,7 @@ class Reduction:
     def _tear_down(self) -> None:
         self._drop_slots()
         chosen, self.chosen = self.chosen, {}
-        self._directory.release_sources(chosen)
+        self._objects.release_sources(chosen)
         self._terms.clear()
         self._held = None
         self._inline_version = self._inline_host = None
@@ -540,6 +538,6 @@ class Reduction:
         for slot in list(self.slots.values()):
             if slot.ref != keep:
                 self._end_output(slot)
-                self._directory.forget_slot(slot.ref)
+                self._objects.forget_slot(slot.ref)
         self.slots.clear()
         self.root = None

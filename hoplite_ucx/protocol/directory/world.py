@@ -2,9 +2,10 @@
 
 import math
 
+from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import DirectoryEffect, SendNode
 from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.messages import ToNode
+from hoplite_ucx.protocol.messages import Rejected, ToNode
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.protocol.story import Stories
 from hoplite_ucx.protocol.timers import Timers
@@ -25,6 +26,11 @@ class World:
 
     def send(self, node: NodeId, message: ToNode) -> None:
         self._effects.append(SendNode(node, message))
+
+    def blame(self, node: NodeId, ref: bytes | None, detail: str) -> None:
+        """A message makes no sense: it changes nothing, and whoever sent it is told."""
+        failure = Failure(FailureKind.INVALID, detail, "this is a fault of the node that sent it", ref)
+        self.send(node, Rejected(failure))
 
     def tell(self, ref: bytes, text: str, *details: object) -> None:
         self.stories.add(self.now, ref, text, *details)

@@ -1,0 +1,96 @@
+"""What a node says of itself in `Join`, made to fit what is known of it from before its session was lost.
+
+What a node does not announce it does not have, and what it asked for it asks for again: both are forgotten first. Then
+its copies, its half received streams, its slots and its unfinished puts are taken up where they can go on; it is told
+to drop the rest. The calls that it repeats are for the handlers of the `Directory`.
+"""
+
+from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.ids import Version, receiver_key
+from hoplite_ucx.protocol.messages import Drop, Join, Sealed, SlotReport
+
+
+class Joining:
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._world = objects.world
+
+    def reconcile(self, member: Member, join: Join) -> list[Record]:
+        """Make what we know of a node equal to what it announces, and return the records of what was known."""
+        node = member.node
+        held = dict.fromkeys([*(copy.version for copy in join.copies), *join.producing])
+        received = {(partial.version, receiver_key(node, partial.into)) for partial in join.partials}
+        offered = {(node, put.call) for put in join.puts}
+        slots = {report.version: report for report in join.slots}
+        known = [self._objects.records[ref] for ref in member.refs]
+        for record in known:
+            record.forget_calls(node)
+            if record.reduction is not None:
+                record.reduction.node_lost(node)  # what it was asked to combine may not have reached it
+            broadcast = record.broadcast
+            if broadcast is None:
+                continue
+            version = broadcast.version
+            for key in broadcast.keys_of(node):
+                if version not in held and (version, key) not in received:
+                    broadcast.forget(key)
+            kept = version in held or version in slots or (version, node) in received or record.put in offered
+            if not kept:
+                broadcast.remove(node)
+        self._reconcile_slots(member, slots, known)
+        for version in (copy.version for copy in join.copies):  # all of them, before one of them decides anything
+            record_of = self._objects.records.get(version.ref)
+            current = record_of.broadcast if record_of is not None and not record_of.deleted else None
+            if record_of is not None and current is not None and current.version == version:
+                self._objects.involve(record_of, member)
+                current.add_copy(member)
+        for copy in join.copies:
+            self._objects.completed(member, copy.version, joining=True)
+        for partial in join.partials:
+            if partial.into and not self._runs_slot(member, partial.into):
+                continue  # it was told to drop the slot
+            broadcast = self._objects.current(member, partial.version)
+            if broadcast is not None and partial.watermark > broadcast.size:
+                self._world.blame(member.node, partial.version.ref, f"watermark {partial.watermark} is beyond its size")
+            elif broadcast is not None:
+                self._objects.involve(self._objects.records[partial.version.ref], member)
+                broadcast.adopt(member, partial.watermark, partial.number, partial.into)
+        for version in [*held, *(partial.version for partial in join.partials)]:
+            record_of = self._objects.records.get(version.ref)
+            if record_of is not None and record_of.decided == version:
+                self._world.send(node, Sealed(version))  # the first may have been lost
+        for version in join.producing:
+            self._readmit_producer(member, version)
+        return known
+
+    def _reconcile_slots(self, member: Member, reports: dict[Version, SlotReport], known: list[Record]) -> None:
+        """Slots that both sides know of go on; what only we know of is bound anew, what only the node knows of ends."""
+        for record in known:
+            slot, reduction = record.slot, record.reduction
+            if slot is None or reduction is None or slot.host is not member or slot.version is None:
+                continue
+            report = reports.pop(slot.version, None)
+            if report is not None and report.number == slot.number:
+                reduction.resumed(slot, {version.ref for version in report.missing})
+            else:
+                reduction.host_lost(slot)
+        for version in reports:
+            record_of = self._objects.records.get(version.ref)
+            if record_of is None or record_of.decided != version:
+                self._world.send(member.node, Drop(version))
+
+    def _runs_slot(self, member: Member, ref: bytes) -> bool:
+        record = self._objects.records.get(ref)
+        return record is not None and record.slot is not None and record.slot.bound and record.slot.host is member
+
+    def _readmit_producer(self, member: Member, version: Version) -> None:
+        """A node that was taken for dead in the middle of a put goes on with it, if it is still needed."""
+        broadcast = self._objects.current(member, version)
+        if broadcast is None or broadcast.producer == member.node:
+            return
+        if broadcast.has_root() or member.node in broadcast.receivers:
+            self._world.send(member.node, Drop(version))  # others have it all: offered again, it is a no-op
+        else:
+            self._objects.involve(self._objects.records[version.ref], member)
+            broadcast.produce(member)
