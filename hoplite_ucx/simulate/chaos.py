@@ -87,6 +87,8 @@ class Chaos:
         self._granule = rng.choice((_GRANULE, _GRANULE // 4))
         self._largest = self._granule * rng.choice((2, 5, 12))
         tight = rng.random() < 0.3
+        self._stormy = rng.random() < 0.8
+        self._ambush = rng.choice([*Ambush, Ambush.PLACEMENT]) if self._stormy and rng.random() < 0.6 else None
         shape = Shape(
             nodes=self._nodes,
             bandwidth=_BANDWIDTH,
@@ -95,10 +97,11 @@ class Chaos:
             rates={i: _BANDWIDTH * rng.choice((0.25, 0.5)) for i in range(self._nodes) if rng.random() < 0.15},
             memory=int(self._largest * rng.choice((1.2, 2.5, 4))) if tight else 1 << 40,
             streams=rng.choice((1, 2, 4, 256)),
-            put_rate=rng.choice((4e9, 50e6, 5e6)),
+            # A transfer's ambush hurts most where memory is taken again at once, and streams are slow to close.
+            put_rate=4e9 if self._ambush is Ambush.TRANSFER else rng.choice((4e9, 50e6, 5e6)),
             put_pieces=4,
             jitter=rng.choice((0.0, 1e-3, 10e-3)),
-            close_delay=rng.choice((200e-6, 20e-3)),
+            close_delay=20e-3 if self._ambush is Ambush.TRANSFER else rng.choice((200e-6, 20e-3)),
             tight=tight,
         )
         settings = Settings(
@@ -116,7 +119,6 @@ class Chaos:
             max_granule=self._granule,
         )
         self.cluster = cluster_type(shape, rng.getrandbits(32), settings, checked=True)
-        self._stormy = rng.random() < 0.8
         self.oracle = Oracle(self.cluster, fair_weather=not self._stormy)
         self.cluster.observers.append(self)
         self.faults = 0
@@ -128,9 +130,8 @@ class Chaos:
         self._reductions = self._some_reductions() if rng.random() < 0.7 else {}
         self._sources = [ref for ref in self._sizes if ref not in self._plain]
         self._refs = [*self._plain, *self._sources, *self._reductions]
-        self._ambush = rng.choice([*Ambush, Ambush.PLACEMENT]) if self._stormy and rng.random() < 0.6 else None
-        # Users put again what was lost, at once; without that a placement's ambush has no second act.
-        self._retries = self._ambush is Ambush.PLACEMENT or rng.random() < 0.7
+        # Users put again what was lost, at once; without that these ambushes have no second act.
+        self._retries = self._ambush in (Ambush.PLACEMENT, Ambush.TRANSFER) or rng.random() < 0.7
 
     def _some_reductions(self) -> dict[bytes, tuple[tuple[bytes, ...], int]]:
         """Targets, and what they are made of: a second one shares sources with the first or is made from it."""

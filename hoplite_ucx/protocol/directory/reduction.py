@@ -428,7 +428,8 @@ class Reduction:
         self._world.send(host.node, Bind(slot.version, slot.number, self._size, self._layout, self.spec.op, parts))
 
     def _choose_host(self, slot: Slot) -> Member | None:
-        """The node that the slot was made for; else one that has most of its parts; else anyone who has room."""
+        """Who has most of its parts; among equals the node that the slot was made for, then the one that waits for its
+        output, since what that one sends to itself does not cross its busy uplink."""
         now = self._world.now
         usable = [
             member for member in self._objects.members if member.usable() and slot.refused.get(member.node, 0.0) <= now
@@ -438,6 +439,7 @@ class Reduction:
             key=lambda member: (
                 sum(self._objects.has_part(part, member.node) for part in slot.parts),
                 member.node == slot.prefers,
+                slot.parent is not None and member is slot.parent.host,
                 -member.node,
             ),
             default=None,
