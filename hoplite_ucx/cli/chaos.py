@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -35,6 +36,7 @@ def chaos(
     seed: Annotated[int | None, typer.Option(help="Run this one seed, and tell its story.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes to use; all cores by default.")] = None,
     mutant: Annotated[str | None, typer.Option(help=f"Break one rule on purpose: {', '.join(MUTANTS)}.")] = None,
+    reductions: Annotated[bool, typer.Option(help="Mix reductions with puts, gets, waits and deletes.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Random clusters, workloads and faults, each run from its seed and judged by the oracle."""
@@ -48,7 +50,7 @@ def chaos(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("chaos", total=len(chosen))
-        for outcome in _run(chosen, mutant, jobs or os.cpu_count() or 1, tell=seed is not None):
+        for outcome in _run(chosen, mutant, jobs or os.cpu_count() or 1, tell=seed is not None, reductions=reductions):
             outcomes.append(outcome)
             progress.advance(task)
             if mutant is not None and not outcome.ok:
@@ -67,32 +69,34 @@ def chaos(
     if as_json:
         typer.echo(json.dumps({**summary, "failures": [asdict(outcome) for outcome in failed]}))
     else:
-        _show(summary, outcomes if seed is not None else failed[:_STORIES_SHOWN], mutant)
+        options = f"{'' if reductions else ' --no-reductions'}{f' --mutant {mutant}' if mutant else ''}"
+        _show(summary, outcomes if seed is not None else failed[:_STORIES_SHOWN], mutant, options)
     if bool(failed) != (mutant is not None):
         raise typer.Exit(1)
 
 
-def _run(seeds: range, mutant: str | None, jobs: int, *, tell: bool) -> Iterator[Outcome]:
+def _run(seeds: range, mutant: str | None, jobs: int, *, tell: bool, reductions: bool) -> Iterator[Outcome]:
     """Outcomes in the order of the seeds."""
+    run = partial(_run_batch, mutant=mutant, tell=tell, reductions=reductions)
     batches = [seeds[start : start + _BATCH] for start in range(0, len(seeds), _BATCH)]
     if jobs == 1 or len(batches) == 1:
         for batch in batches:
-            yield from _run_batch(batch, mutant, tell)
+            yield from run(batch)
         return
     with ProcessPoolExecutor(jobs) as pool:
         try:
-            for outcomes in pool.map(_run_batch, batches, [mutant] * len(batches)):
+            for outcomes in pool.map(run, batches):
                 yield from outcomes
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _run_batch(seeds: range, mutant: str | None, tell: bool = False) -> list[Outcome]:
+def _run_batch(seeds: range, *, mutant: str | None, tell: bool, reductions: bool) -> list[Outcome]:
     cluster_type = VirtualCluster if mutant is None else MUTANTS[mutant]()
-    return [run_seed(seed, cluster_type, tell=tell) for seed in seeds]
+    return [run_seed(seed, cluster_type, tell=tell, reductions=reductions) for seed in seeds]
 
 
-def _show(summary: Mapping[str, object], told: list[Outcome], mutant: str | None) -> None:
+def _show(summary: Mapping[str, object], told: list[Outcome], mutant: str | None, options: str) -> None:
     console = Console(highlight=False)
     for outcome in told:
         verdict = "all promises kept" if outcome.ok else outcome.problem
@@ -100,8 +104,7 @@ def _show(summary: Mapping[str, object], told: list[Outcome], mutant: str | None
         for line in outcome.story:
             console.print(f"  {line}", markup=False, soft_wrap=True)
         if not outcome.ok:
-            again = f" --mutant {mutant}" if mutant else ""
-            console.print(f"replay: hoplite simulate chaos --seed {outcome.seed}{again}", markup=False)
+            console.print(f"replay: hoplite simulate chaos --seed {outcome.seed}{options}", markup=False)
     if mutant is not None:
         caught = f"caught after {summary['seeds']}" if summary["failed"] else f"not caught in {summary['seeds']}"
         console.print(f"mutant {mutant}: {caught} seeds")

@@ -57,10 +57,16 @@ class Outcome:
         return self.problem is None
 
 
-def run_seed(seed: int, cluster_type: type[VirtualCluster] = VirtualCluster, *, tell: bool = False) -> Outcome:
+def run_seed(
+    seed: int,
+    cluster_type: type[VirtualCluster] = VirtualCluster,
+    *,
+    tell: bool = False,
+    reductions: bool = True,
+) -> Outcome:
     """One run; whatever goes wrong in it is the outcome, not an exception. `tell` its story even if all went well."""
     began = time.process_time()
-    chaos = Chaos(seed, cluster_type)
+    chaos = Chaos(seed, cluster_type, reductions=reductions)
     outcome = Outcome(seed)
     try:
         chaos.run()
@@ -81,7 +87,7 @@ def run_seed(seed: int, cluster_type: type[VirtualCluster] = VirtualCluster, *, 
 
 
 class Chaos:
-    def __init__(self, seed: int, cluster_type: type[VirtualCluster]) -> None:
+    def __init__(self, seed: int, cluster_type: type[VirtualCluster], *, reductions: bool = True) -> None:
         self._random = rng = random.Random(seed)
         self._nodes = rng.randint(3, 8)
         self._granule = rng.choice((_GRANULE, _GRANULE // 4))
@@ -127,7 +133,7 @@ class Chaos:
         self._log: list[str] = []
         self._plain = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self._some_size() for ref in self._plain}
-        self._reductions = self._some_reductions() if rng.random() < 0.7 else {}
+        self._reductions = self._some_reductions() if reductions and rng.random() < 0.7 else {}
         self._sources = [ref for ref in self._sizes if ref not in self._plain]
         self._refs = [*self._plain, *self._sources, *self._reductions]
         # Users put again what was lost, at once; without that these ambushes have no second act.
