@@ -62,9 +62,6 @@ class Holding:
     def owner(self) -> "Holding":
         return self
 
-    def servable(self) -> bool:
-        return not self.doomed
-
 
 @dataclass(slots=True, eq=False)
 class Input:
