@@ -221,8 +221,6 @@ class Objects:
         if broadcast.sealed:
             record.waiting.pop(member.node, None)
         broadcast.add_copy(member)
-        if record.slot is not None and record.reduction is not None:
-            record.reduction.completed(record.slot)
         self.announce_if_ready(record)
         self.settle(record)
 
@@ -285,6 +283,8 @@ class Objects:
         if record.slot is not None and record.reduction is not None:
             if broadcast is not None and broadcast.is_lost() and record.slot.host is None:
                 record.reduction.output_lost(record.slot)
+            else:
+                record.reduction.completed(record.slot)
         elif broadcast is not None and broadcast.is_lost():
             self.world.tell(record.ref, "{} is lost", broadcast.version)
             self.end_version(record, aborted(record.ref) if broadcast.aborted else lost(record.ref))

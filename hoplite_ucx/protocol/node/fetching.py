@@ -57,6 +57,8 @@ class Fetch:
     placement: Place | None = None
     number: int = 0
     """The newest placement heard of, kept after it failed: an older one that arrives late is nothing."""
+    version: Version | None = None
+    """What the directory knows that we are getting, with a sender or without."""
     sink: Holding | Input | None = None
     incoming: Incoming | None = None
     sealed: Version | None = None
@@ -147,6 +149,7 @@ class Fetching:
             return
         fetch.number = placement.number
         fetch.placement = placement
+        fetch.version = placement.version
         if placement.sealed:
             self._note_seal(fetch, placement.version)
         fetch.halt = None
@@ -205,15 +208,11 @@ class Fetching:
     def dropped(self, version: Version) -> None:
         """The version is over. Whoever still waits for the ref wants the next one; slots are told what they need."""
         fetch = self._of_store(version.ref)
-        if fetch is None:
-            return
-        named = fetch.placement is not None and fetch.placement.version == version
-        held = fetch.sink is not None and fetch.sink.version == version
-        if not (named or held):
+        if fetch is None or fetch.version != version:
             return
         self._forget_request(fetch)
         self._drop_partial(fetch)
-        fetch.placement = fetch.halt = None
+        fetch.placement = fetch.halt = fetch.version = None
         if fetch.getters:
             self._context.tell_directory(Want(version.ref))
         else:
@@ -252,7 +251,7 @@ class Fetching:
         if fetch is not None:
             self._forget_request(fetch)
             self._drop_partial(fetch)
-            fetch.placement = fetch.halt = fetch.hungry_for = None
+            fetch.placement = fetch.halt = fetch.hungry_for = fetch.version = None
             if not fetch.getters:
                 del self.fetches[version.ref, NO_SLOT]
 
@@ -343,7 +342,7 @@ class Fetching:
             elif fetch.getters and fetch.hungry_for is None:
                 # An answer that was on its way is lost, and with it whatever it asked for.
                 self._forget_request(fetch)
-                fetch.placement = None
+                fetch.placement = fetch.version = None
                 wants.append(fetch.ref)
             elif not fetch.getters:
                 self._forget_request(fetch)
@@ -388,7 +387,7 @@ class Fetching:
 
     def _denied(self, fetch: Fetch, placement: Place) -> None:
         fetch.request = None
-        fetch.placement = None
+        fetch.placement = fetch.version = None
         fetch.hungry_for = placement.size
         self._hungry[fetch.ref] = None
         self._context.tell_directory(Declined(placement.version, placement.number))
