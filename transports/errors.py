@@ -1,0 +1,54 @@
+"""What can go wrong between two processes, as exceptions that name the peer and what to do about it.
+
+They are this library's own, since transports know nothing of the layers above, which translate them.
+"""
+
+
+class TransportError(Exception):
+    """The base: what happened, with whom, and the remedy."""
+
+    def __init__(self, detail: str, peer: str, remedy: str) -> None:
+        super().__init__(f"{detail} (peer {peer}); {remedy}")
+        self.detail = detail
+        self.peer = peer
+        self.remedy = remedy
+
+
+class RefusedError(TransportError):
+    """The peer's host answered, and nobody listens on the port."""
+
+
+class UnreachableError(TransportError):
+    """No connection could be made in time."""
+
+
+class ConnectionLostError(TransportError):
+    """The connection ended: the peer closed it, died, or could not be reached any more."""
+
+
+class HandshakeError(TransportError):
+    """The peer is not what it should be; nothing that it said was used."""
+
+
+class WrongTokenError(HandshakeError):
+    """One side does not have the cluster's token."""
+
+
+class WrongVersionError(HandshakeError):
+    """The two sides speak different versions of the protocol."""
+
+
+class WrongClusterError(HandshakeError):
+    """The peer belongs to another cluster."""
+
+
+class WrongPeerError(HandshakeError):
+    """Another node than expected answers at the address, or it does not want this kind of connection."""
+
+
+class ViolationError(TransportError):
+    """The peer proved the token, but does not keep to the protocol: a frame too long, or one that makes no sense."""
+
+
+class OverloadError(TransportError):
+    """The peer does not read what it is sent, and the bound of what may wait for it is reached."""

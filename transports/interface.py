@@ -1,0 +1,205 @@
+"""What a transport is: streams pulled from sources into sinks over links, one link per ordered pair of nodes.
+
+A *source* is memory with a watermark that may still rise; a *sink* is memory that may refuse bytes for a while. The
+receiver of a stream calls `receive`, the sender calls `serve` with the same key, in any order and on their own; the
+transport brings the two together, opens the link if there is none, and closes each end exactly once.
+
+Rules of every transport:
+
+- Calls return at once, from any thread. Callbacks (`on_closed`, and the methods of sources and sinks) come on any
+  thread, perhaps before the call that they belong to has returned; they must not block.
+- After `on_closed` of a receiving stream nothing is written to its sink; of a sending one, nothing is read.
+- A cancelled stream closes within `CLOSE_SECONDS`, whatever the peer does.
+- A stream that waits (for its source, its sink, or its turn) holds up no other stream of its link.
+- A sender forwards whatever is below the watermark, a granule at most at a time; it never waits for a full granule.
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+__all__ = [
+    "CLOSE_SECONDS",
+    "MAX_GRANULE",
+    "Fault",
+    "LinkStatus",
+    "Priority",
+    "Side",
+    "Sink",
+    "Source",
+    "StreamKey",
+    "Transport",
+]
+
+StreamKey: TypeAlias = tuple[int, int]
+"""A stream's name, chosen by its receiver and used once: two numbers below 2**64."""
+
+MAX_GRANULE = 16 << 20
+"""No frame is longer than this, whatever a stream asks for."""
+
+CLOSE_SECONDS = 0.5
+"""A cancelled stream is closed within this time, if this process runs at all."""
+
+
+class Fault(enum.StrEnum):
+    """Why a receiving stream ended before its last byte."""
+
+    BROKEN = "broken"  # the connection to the sender ended, or could not be made
+
+
+class Side(enum.StrEnum):
+    RECEIVING = "receiving"
+    SENDING = "sending"
+
+
+class Priority(enum.IntEnum):
+    """Who goes first on a link: others wait for relayed bytes, and they come no faster than their sender sends."""
+
+    RELAYED = 0
+    OWN = 1
+
+
+class Source(Protocol):
+    """Memory that a stream reads: everything below the watermark is final."""
+
+    def watermark(self) -> int:
+        """How many leading bytes are final. It never falls."""
+        ...
+
+    def window(self, offset: int, length: int) -> memoryview:
+        """The bytes from `offset` on: at least one and at most `length` of them, all below the watermark."""
+        ...
+
+    def subscribe(self, risen: Callable[[], None]) -> None:
+        """Call `risen` after each rise of the watermark, on any thread, until `unsubscribe`."""
+        ...
+
+    def unsubscribe(self, risen: Callable[[], None]) -> None:
+        """Call it no more; a call that is under way on another thread may still come."""
+        ...
+
+
+class Sink(Protocol):
+    """Memory that one stream fills, in order and without gaps. One per stream.
+
+    What has arrived need not be final: a sink may combine it first. The stream's position is the sink's watermark.
+    """
+
+    def window(self, offset: int, length: int) -> memoryview:
+        """Writable memory for the bytes from `offset` on: at least one and at most `length` bytes, below `limit()`.
+
+        Bytes may be written there until the next call of `arrived` or `end`.
+        """
+        ...
+
+    def arrived(self, end: int) -> None:
+        """All bytes below `end` are in the memory given out. `end` may be anywhere, in the middle of an element too."""
+        ...
+
+    def watermark(self) -> int:
+        """How far the bytes of this stream are final. It never falls; the stream is complete when it is the size."""
+        ...
+
+    def limit(self) -> int:
+        """How far the sink takes bytes now. It never falls."""
+        ...
+
+    def subscribe(self, grown: Callable[[], None]) -> None:
+        """Call `grown`, on any thread, after `limit` or `watermark` has risen by itself, outside of `arrived`."""
+        ...
+
+    def end(self) -> int:
+        """The stream is over: drop what is not final, call nobody any more, and return the final watermark.
+
+        Called once. No other method is called after it, and none is under way, save `watermark`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """One end of a link, for people and for the cost model."""
+
+    peer: int
+    side: Side
+    transport: str
+    connected: bool
+    streams: int
+    bytes: int
+    frames: int
+
+
+ReceiveClosed: TypeAlias = Callable[[int, Fault | None], None]
+"""on_closed(watermark, fault): fault is None if the stream is complete or was cancelled."""
+
+ServeClosed: TypeAlias = Callable[[], None]
+
+LinkLost: TypeAlias = Callable[[int, Side, Exception], None]
+"""on_link_lost(peer, side, why), before the streams of the link are closed. Never for a link that was closed here."""
+
+
+class Transport(ABC):
+    """All links of one node over one kind of transport. Peers are named by a number below 2**64 that they prove."""
+
+    @abstractmethod
+    def receive(
+        self,
+        sender: int,
+        address: str,
+        stream: StreamKey,
+        sink: Sink,
+        *,
+        offset: int,
+        size: int,
+        granule: int,
+        on_closed: ReceiveClosed,
+    ) -> None:
+        """Receive [offset, size) into the sink; the link to `address` is opened if there is none."""
+
+    @abstractmethod
+    def cancel_receive(self, stream: StreamKey) -> None:
+        """Close the stream soon. Nothing happens if it is closed already."""
+
+    @abstractmethod
+    def serve(
+        self,
+        receiver: int,
+        stream: StreamKey,
+        source: Source,
+        *,
+        offset: int,
+        size: int,
+        granule: int,
+        priority: Priority,
+        on_closed: ServeClosed,
+    ) -> None:
+        """Send [offset, size) of the source; it is closed soon if the receiver has no link here and opens none."""
+
+    @abstractmethod
+    def cancel_serve(self, stream: StreamKey) -> None:
+        """Close the stream soon. Nothing happens if it is closed already."""
+
+    @abstractmethod
+    def receive_positions(self) -> dict[StreamKey, int]:
+        """The watermark of every receiving stream."""
+
+    @abstractmethod
+    def serve_positions(self) -> dict[StreamKey, int]:
+        """How many bytes of every sending stream were handed to the network."""
+
+    @abstractmethod
+    def links(self) -> list[LinkStatus]:
+        """Every end of a link that this node has."""
+
+    @abstractmethod
+    def drop(self, peer: int) -> None:
+        """Break the links with a peer, both ways: their streams close, the receiving ones with `BROKEN`."""
+
+    @abstractmethod
+    def close(self, timeout: float = 5.0) -> bool:
+        """Close all streams (as broken) and links; False if a thread was still busy after `timeout`.
+
+        Calls after it close their stream at once.
+        """
