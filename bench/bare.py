@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from select import select
 from types import TracebackType
 from typing import Any, Self
 
-from hoplite_ucx.bench import bare_peer
 from hoplite_ucx.bench.cluster import Cluster, Host
 from hoplite_ucx.bench.timing import LIMITS, Measurement, limit_seconds, measure
 
@@ -25,6 +25,8 @@ OPERATIONS = (*LIMITS, "echo")
 # From telling everybody the moment to start until it comes: all of them must be waiting for it.
 _NOTICE = 0.03
 _PATIENCE = 60.0
+_LARGEST = 1 << 30  # one call takes all of it, and a gather has it n times
+_PEER = str(Path(__file__).with_name("bare_peer.py"))  # not imported: only the peers themselves need numpy
 
 
 class BareError(RuntimeError):
@@ -39,8 +41,8 @@ class BarePeers:
             raise BareError(f"{operation!r} is none of the bare operations: {', '.join(OPERATIONS)}")
         if len(hosts) < 2 or (operation == "echo" and len(hosts) != 2):
             raise BareError(f"{operation} is between {'two' if operation == 'echo' else 'two or more'} hosts")
-        if size <= 0 or size % 4:
-            raise BareError(f"the bare peers move whole float32 numbers, and {size} bytes are none")
+        if not 0 < size <= _LARGEST or size % 4:
+            raise BareError(f"the bare peers move whole float32 numbers, up to {_LARGEST >> 20} MiB, not {size} bytes")
         self._hosts = hosts
         self._arguments = operation, size
         self._patience = patience
@@ -51,8 +53,8 @@ class BarePeers:
         addresses = [host.address for host in self._hosts]
         try:
             for rank, host in enumerate(self._hosts):
-                command = [sys.executable, bare_peer.__file__, operation, str(rank), str(size), *addresses]
-                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+                command = [sys.executable, _PEER, operation, str(rank), str(size), *addresses]
+                pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
                 # Without a buffer, so that waiting for a line and reading it agree on what has come.
                 self._peers.append(host.popen(command, bufsize=0, **pipes))
         except BaseException:
@@ -89,7 +91,7 @@ class BarePeers:
         assert peer.stdout is not None
         assert peer.stderr is not None
         if not select([peer.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise BareError(f"the bare {self._arguments[0]} did not finish in {self._patience:g} s: rank {rank} is silent")
+            raise BareError(f"the bare {self._arguments[0]} took over {self._patience:g} s: rank {rank} is silent")
         line: bytes = peer.stdout.readline()
         if not line:
             raise BareError(f"rank {rank} of the bare {self._arguments[0]} failed: {peer.stderr.read().decode()}")
@@ -113,6 +115,4 @@ def measure_bare(
         cluster = cluster or stack.enter_context(Cluster(hosts, rate))
         patience = _PATIENCE + 10 * (limit or 0.0)
         peers = stack.enter_context(BarePeers(cluster.hosts[:hosts], operation, size, patience))
-        return measure(
-            f"bare {operation}", peers.run, repeat=repeat, limit=limit, settings=settings, advance=advance
-        )
+        return measure(f"bare {operation}", peers.run, repeat=repeat, limit=limit, settings=settings, advance=advance)

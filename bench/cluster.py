@@ -121,6 +121,7 @@ class Cluster:
         self.name = name
         self.hosts: list[Host] = []
         self._record = Record(name, hosts, rate, owner=os.getpid())
+        self._is_up = False
         self._rates: list[float | None] = [rate] * hosts
         self._tools: dict[str, str] = {}
         self._keeper: subprocess.Popen[str] | None = None
@@ -148,8 +149,9 @@ class Cluster:
         try:
             cluster._up()
         except BaseException:
-            if cluster._record.pid:  # else the name is somebody else's
+            if cluster._is_up:  # else the name is somebody else's
                 take_down(cluster.name)
+            cluster.close()
             raise
         return cluster
 
@@ -166,7 +168,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            if not self._record.pid:
+            if not self._is_up:
                 self._up()
         except BaseException:
             self.close()
@@ -206,6 +208,7 @@ class Cluster:
     def close(self) -> None:
         """Kill what runs in the hosts, and let the namespaces go. Harmless when done already."""
         self.hosts = []
+        self._is_up = False
         with self._lock:
             started, self._started = self._started, []
         for process in started:
@@ -237,6 +240,7 @@ class Cluster:
 
     def _adopt(self, record: Record) -> None:
         self._record = record
+        self._is_up = True
         self.hosts = [
             Host(self, index, record.path(descriptor)) for index, descriptor in enumerate(record.descriptors[1:])
         ]
@@ -292,14 +296,14 @@ class Cluster:
         )  # fmt: skip
         if done.returncode != 0:
             raise ClusterError(
-                f"{tool} refused a step of cluster {self.name}; the kernel needs veth, bridge and sch_tbf: {done.stderr}"
+                f"{tool} refused a step of cluster {self.name}; the kernel needs veth, bridge, sch_tbf: {done.stderr}"
             )
 
     # --- processes ---------------------------------------------------------------------------------------------
 
     def enter(self, namespace: str) -> list[str]:
         """The beginning of a command line that goes into a namespace; it is the same process to the end."""
-        if not self._record.pid or (self._keeper is not None and self._keeper.poll() is not None):
+        if not self._is_up or (self._keeper is not None and self._keeper.poll() is not None):
             raise ClusterError(f"cluster {self.name} is not up")
         user = self._record.user
         rights = [] if user is None else [f"--user={self._record.path(user)}", "--preserve-credentials"]
@@ -319,7 +323,10 @@ def names_up() -> list[str]:
 
 
 def take_down(name: str) -> bool:
-    """End a cluster by its name and kill what a killed keeper of that name left; False if there was nothing."""
+    """End a cluster by its name; False if there was nothing to end.
+
+    Where the keeper itself was killed, its processes are known by their environment alone.
+    """
     record = keeper.ask(name)
     if record is not None:
         _end_process(record.pid)

@@ -24,8 +24,8 @@ PAYLOAD = 0.95
 
 # What the busiest link carries in an operation of n hosts, in sizes of one object.
 LIMITS: dict[str, Callable[[int], float]] = {
-    "broadcast": lambda hosts: 1.0,
-    "reduce": lambda hosts: 1.0,
+    "broadcast": lambda _: 1.0,
+    "reduce": lambda _: 1.0,
     "gather": lambda hosts: hosts - 1.0,
     "allreduce": lambda hosts: 2.0 * (hosts - 1) / hosts,
 }

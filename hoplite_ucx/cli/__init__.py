@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hoplite_ucx import __version__
-from hoplite_ucx.cli import simulate
+from hoplite_ucx.cli import bench, simulate
 from hoplite_ucx.cli.chaos import chaos
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 simulate.app.command()(chaos)
 app.add_typer(simulate.app)
+app.add_typer(bench.app)
 
 
 def _show_version(wanted: bool) -> None:
