@@ -113,7 +113,7 @@ class Sink(Protocol):
     def end(self) -> int:
         """The stream is over: drop what is not final, call nobody any more, and return the final watermark.
 
-        Called once. No other method is called after it, and none is under way, save `watermark`.
+        Called once. No other method is called after it or is under way, save `watermark` and `limit`.
         """
         ...
 
