@@ -1,0 +1,163 @@
+"""How a process finds its cluster: one of its own on loopback, or the agent of its host; and the cluster's token.
+
+An embedded cluster is a directory and an agent as child processes, with a random token. The processes that this one
+starts find it through the environment, and it ends with this process.
+"""
+
+import os
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.settings import GIB
+from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.client import Client
+from hoplite_ucx.runtime.connection import Connection, agents
+from hoplite_ucx.runtime.processes import Child
+from hoplite_ucx.runtime.workers import socket_name
+from hoplite_ucx.transports.addresses import parse_address
+
+ADDRESS = "HOPLITE_ADDRESS"
+AGENT = "HOPLITE_AGENT"
+TOKEN = "HOPLITE_TOKEN"
+TOKEN_FILE = "HOPLITE_TOKEN_FILE"
+
+_FIND_SECONDS = 2.0
+LOOPBACK_RATE = 2e9
+DEFAULT_RATE = 1.25e9
+"""What a NIC carries, in bytes a second, where nobody said so and the system does not know."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """What `init` made or found."""
+
+    client: Client
+    children: list[Child] = field(default_factory=list)
+    environment: dict[str, str | None] = field(default_factory=dict)
+
+    def close(self) -> None:
+        self.client.close()
+        for child in reversed(self.children):
+            child.stop()
+        for name, value in self.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def leave_behind(self) -> None:
+        """In a forked child: the processes are the parent's."""
+        self.children.clear()
+
+
+def default_memory() -> int:
+    """4 GiB, or half of what this machine has."""
+    return min(4 * GIB, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+
+def read_token() -> bytes:
+    """The cluster's token from the environment or a file; empty if there is none."""
+    if (token := os.environ.get(TOKEN)) is not None:
+        return token.strip().encode()
+    if (path := os.environ.get(TOKEN_FILE)) is not None:
+        try:
+            token = Path(path).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _invalid(f"the token file {path!r} cannot be read: {error}", f"correct {TOKEN_FILE}") from error
+        if not token:
+            raise _invalid(f"the token file {path!r} is empty", "write a token into it")
+        return token.encode()
+    return b""
+
+
+def start_embedded(memory: int) -> Cluster:
+    """A cluster on loopback for this process and those that it starts."""
+    token = secrets.token_hex(16)
+    tied = threading.current_thread() is threading.main_thread()
+    directory_task = {
+        "cluster": secrets.token_hex(8),
+        "token": token.encode().hex(),
+        "host": "127.0.0.1",
+        "port": 0,
+    }
+    agent_process = processes.start("agent", tied_to_thread=tied)  # loads while the directory starts
+    children = []
+    try:
+        children.append(processes.spawn("directory", directory_task, tied_to_thread=tied))
+        address = children[0].report["address"]
+        processes.tell(agent_process, agent_task(address, token.encode(), memory, LOOPBACK_RATE, "127.0.0.1"))
+        children.append(processes.await_ready("agent", agent_process))
+        report = children[1].report
+        client = Client(socket_name(report["cluster"], report["agent"]))
+    except BaseException:
+        processes.abandon(agent_process)
+        for child in children:
+            child.stop()
+        raise
+    names = {ADDRESS: address, AGENT: report["agent"], TOKEN: token}
+    environment = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    return Cluster(client, children, environment)
+
+
+def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str | None = None) -> dict[str, Any]:
+    return {"directory": directory, "token": token.hex(), "memory": memory, "rate": rate, "host": host}
+
+
+def join(address: str, agent: str | None) -> Cluster:
+    """Find this host's agent of the cluster at that address."""
+    try:
+        wanted = _resolve(address)
+    except (ValueError, OSError) as error:
+        raise _invalid(f"{address!r} is no address: {error}", "write host:port, such as head:7777") from error
+    deadline = time.monotonic() + _FIND_SECONDS
+    while True:
+        found = _find(wanted, agent)
+        if len(found) == 1:
+            return Cluster(Client(found[0]))
+        if len(found) > 1:
+            names = ", ".join(name.rsplit("-", 1)[-1] for name in found)
+            raise _invalid(f"several agents of {address} run here: {names}", f"name one with agent= or {AGENT}")
+        if time.monotonic() >= deadline:
+            raise _no_agent(address, agent)
+        time.sleep(0.05)
+
+
+def _find(wanted: str, agent: str | None) -> list[str]:
+    found = []
+    for name in agents():
+        if agent is not None and not name.endswith(f"-{agent}"):
+            continue
+        try:
+            connection = Connection(name, secrets.token_bytes(16), background=False)
+        except HopliteError:
+            continue  # it has just ended
+        directory = connection.greeting.directory
+        connection.close()
+        try:
+            if _resolve(directory) == wanted:
+                found.append(name)
+        except (ValueError, OSError):
+            continue
+    return found
+
+
+def _resolve(address: str) -> str:
+    host, port = parse_address(address)
+    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4])
+
+
+def _no_agent(address: str, agent: str | None) -> HopliteError:
+    which = f"no agent {agent}" if agent else "no agent"
+    detail = f"{which} of the cluster at {address} runs on this host under this user"
+    return Failure(FailureKind.CLOSED, detail, f"start one with `hoplite start --address {address}`").exception()
+
+
+def _invalid(detail: str, remedy: str) -> HopliteError:
+    return Failure(FailureKind.INVALID, detail, remedy).exception()

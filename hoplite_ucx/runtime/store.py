@@ -1,0 +1,262 @@
+"""The node's store: segments with their memory and watermark, and the recycling of memory that nobody uses.
+
+A segment gets its memory when it is known who fills it: this process (received objects, slots), or one worker (a put),
+which maps it writable and keeps that mapping for its later puts. Small ones live in plain memory of this process and
+travel by copy. Memory is recycled only when every process that it was given to has said that it let go; one that left
+without a word, or forked meanwhile, may still look at it, and it is dropped instead.
+
+How much may be used is the protocol's account. What lies in the pools comes on top of it only up to the same limit.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from hoplite_ucx.runtime.kernels import Bytes
+from hoplite_ucx.transports import shm
+
+SMALL = 256 << 10
+"""Objects up to this size are copied through the socket: cheaper than a mapping, and it holds no descriptor."""
+
+_SPARE = 256 << 20
+"""How much memory is prefaulted for objects that are yet to come."""
+
+
+@dataclass(slots=True, eq=False)
+class Backing:
+    """The memory of a segment. `writer` is the worker that has it mapped writable, if any."""
+
+    number: int
+    shared: shm.SharedMemory | None
+    array: Bytes
+    writer: bytes | None = None
+    sealed: bool = False
+    mapped: int = 0
+    """Mappings given out to readers that were not reported back."""
+    tainted: bool = False
+    """Someone may still look at it whom we do not hear of any more."""
+
+    @property
+    def capacity(self) -> int:
+        return len(self.array)
+
+
+class Segment:
+    """The bytes of one holding. Everything below the watermark is final; listeners hear of each rise."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.backing: Backing | None = None
+        self.array: Bytes = _NOTHING
+        self.memory = memoryview(b"")
+        self._watermark = 0
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._lock = threading.Lock()
+
+    def back(self, backing: Backing) -> None:
+        self.backing = backing
+        self.array = backing.array[: self.size]
+        self.memory = self.array.data if self.size else memoryview(bytearray())
+
+    def watermark(self) -> int:
+        return self._watermark
+
+    def raise_watermark(self, watermark: int) -> None:
+        if watermark > self._watermark:
+            self._watermark = watermark
+            for listener in self._listeners:
+                listener()
+
+    def window(self, offset: int, length: int) -> memoryview:
+        """As a source: bytes that are final."""
+        return self.memory[offset : min(offset + length, self._watermark)]
+
+    def subscribe(self, risen: Callable[[], None]) -> None:
+        with self._lock:
+            self._listeners = (*self._listeners, risen)
+
+    def unsubscribe(self, risen: Callable[[], None]) -> None:
+        with self._lock:
+            self._listeners = tuple(listener for listener in self._listeners if listener != risen)
+
+
+class SegmentSink:
+    """A stream into a whole segment: what arrives is final."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def window(self, offset: int, length: int) -> memoryview:
+        return self._segment.memory[offset : offset + length]
+
+    def arrived(self, end: int) -> None:
+        self._segment.raise_watermark(end)
+
+    def watermark(self) -> int:
+        return self._segment.watermark()
+
+    def limit(self) -> int:
+        return self._segment.size
+
+    def subscribe(self, grown: Callable[[], None]) -> None:
+        """The limit is the size, and the watermark rises only by what arrives."""
+
+    def end(self) -> int:
+        return self._segment.watermark()
+
+
+_NOTHING: Bytes = np.empty(0, np.uint8)
+
+
+class Store:
+    """All segments of a node. Every method is called on the loop's thread."""
+
+    def __init__(self, limit: int, forget: Callable[[bytes, int], None]) -> None:
+        """`forget(worker, backing)` tells a worker to unmap memory that will not be its own again."""
+        self._limit = limit
+        self._forget = forget
+        self.segments: dict[int, Segment] = {}
+        self.used = 0
+        self.pooled = 0
+        self._free: deque[Backing] = deque()  # oldest first
+        self._made = 0
+        self._background = ThreadPoolExecutor(1, "hoplite-prefault")
+        self._spares_wanted: set[int] = set()
+        self._spares: dict[int, shm.SharedMemory] = {}
+        self._spare_lock = threading.Lock()
+
+    def allocate(self, number: int, size: int) -> None:
+        self.segments[number] = Segment(number, size)
+        self.used += size
+
+    def __getitem__(self, number: int) -> Segment:
+        return self.segments[number]
+
+    def back(self, segment: Segment) -> None:
+        """Give a segment memory that this process fills. Without descriptors it is memory that workers cannot map."""
+        if segment.backing is not None:
+            return
+        try:
+            segment.back(self._small(segment.size) if segment.size <= SMALL else self._take(segment.size, None))
+        except OSError:
+            segment.back(self._small(segment.size))
+
+    def back_for(self, segment: Segment, worker: bytes) -> tuple[Backing, bool]:
+        """Give a segment memory that a worker fills; says whether the worker has it mapped from before."""
+        backing = self._take(segment.size, worker)
+        segment.back(backing)
+        known = backing.writer is not None
+        backing.writer = worker
+        return backing, known
+
+    def seal(self, segment: Segment) -> None:
+        """The writer is done."""
+        backing = segment.backing
+        if backing is not None and backing.shared is not None and not backing.sealed:
+            shm.seal(backing.shared)
+            backing.sealed = True
+
+    def free(self, number: int) -> Segment:
+        segment = self.segments.pop(number)
+        self.used -= segment.size
+        backing = segment.backing
+        if backing is not None and backing.shared is not None:
+            if backing.tainted or backing.mapped or (backing.writer is not None and not backing.sealed):
+                self._drop(backing)
+            else:
+                self._free.append(backing)
+                self.pooled += backing.capacity
+                self._trim(0)
+        return segment
+
+    def worker_left(self, worker: bytes) -> None:
+        """What it had mapped writable is nobody's any more."""
+        for backing in [backing for backing in self._free if backing.writer == worker]:
+            self._free.remove(backing)
+            self.pooled -= backing.capacity
+            self._drop(backing)
+        for segment in self.segments.values():
+            if segment.backing is not None and segment.backing.writer == worker:
+                segment.backing.tainted = True
+
+    def close(self) -> None:
+        self._background.shutdown(wait=True, cancel_futures=True)
+        for segment in self.segments.values():
+            if segment.backing is not None:
+                self._drop(segment.backing, tell=False)
+        for backing in self._free:
+            self._drop(backing, tell=False)
+        for spare in self._spares.values():
+            spare.close()
+        self.segments.clear()
+        self._free.clear()
+        self._spares.clear()
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _small(self, size: int) -> Backing:
+        self._made += 1
+        return Backing(self._made, None, np.empty(size, np.uint8))
+
+    def _take(self, size: int, writer: bytes | None) -> Backing:
+        capacity = shm.size_class(size)
+        # The latest first: its pages are the warmest.
+        for backing in reversed(self._free):
+            if backing.capacity == capacity and backing.writer == writer:
+                self._free.remove(backing)
+                self.pooled -= backing.capacity
+                return backing
+        self._trim(capacity)
+        with self._spare_lock:
+            shared = self._spares.pop(capacity, None)
+        if shared is None:
+            shared = shm.create(capacity)
+        self._prepare_spare(capacity)
+        self._made += 1
+        backing = Backing(self._made, shared, shared.array)
+        if writer is None:
+            shm.seal(shared)
+            backing.sealed = True
+        return backing
+
+    def _trim(self, wanted: int) -> None:
+        """Let the oldest pooled memory go until what is used, pooled and wanted is within the limit."""
+        while self._free and self.used + self.pooled + wanted > self._limit:
+            backing = self._free.popleft()
+            self.pooled -= backing.capacity
+            self._drop(backing)
+
+    def _drop(self, backing: Backing, *, tell: bool = True) -> None:
+        if backing.shared is not None:
+            backing.shared.close()
+        if tell and backing.writer is not None and not backing.tainted:
+            self._forget(backing.writer, backing.number)
+
+    def _prepare_spare(self, capacity: int) -> None:
+        """Whoever made one object of a size is likely to make another: have its pages ready."""
+        if capacity > _SPARE or self.used + self.pooled + 2 * capacity > self._limit:
+            return
+        with self._spare_lock:
+            if capacity in self._spares or capacity in self._spares_wanted:
+                return
+            self._spares_wanted.add(capacity)
+        self._background.submit(self._make_spare, capacity)
+
+    def _make_spare(self, capacity: int) -> None:
+        shared = shm.create(capacity)
+        try:
+            shm.prefault(shared)
+        except OSError:
+            shared.close()  # no memory to spare: whoever needs it will hear of it
+            shared = None  # type: ignore[assignment]
+        with self._spare_lock:
+            self._spares_wanted.discard(capacity)
+            if shared is not None:
+                self._spares[capacity] = shared
+            while len(self._spares) > 1 and sum(self._spares) > _SPARE:
+                self._spares.pop(next(iter(self._spares))).close()
