@@ -45,6 +45,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 # Debian has these where an ordinary user's PATH does not look.
 _SYSTEM_PATH = "/usr/sbin:/sbin"
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+_ONE_WAY: tuple[Way, ...] = ("in", "out")
+# How `ip` and `tc` speak of what the kernel was built without.
+_LACKS = ("Unknown device type", "qdisc kind is unknown", "not supported")
 _PATIENCE = 10.0
 
 # The bucket must outlast the timer's lateness, or the link idles while tokens overflow; and one segment of the sender's
@@ -121,8 +124,9 @@ class Cluster:
         self.name = name
         self.hosts: list[Host] = []
         self._record = Record(name, hosts, rate, owner=os.getpid())
+        self._maker = os.getpid()
         self._is_up = False
-        self._rates: list[float | None] = [rate] * hosts
+        self._rates: dict[Way, list[float | None]] = {way: [rate] * hosts for way in _ONE_WAY}
         self._tools: dict[str, str] = {}
         self._keeper: subprocess.Popen[str] | None = None
         self._started: list[subprocess.Popen[Any]] = []
@@ -207,6 +211,8 @@ class Cluster:
 
     def close(self) -> None:
         """Kill what runs in the hosts, and let the namespaces go. Harmless when done already."""
+        if os.getpid() != self._maker:
+            return  # a forked child that leaves the block: the cluster is its parent's
         self.hosts = []
         self._is_up = False
         with self._lock:
@@ -249,18 +255,27 @@ class Cluster:
 
     def cut(self, index: int, way: Way = "both") -> None:
         """Lose whatever a host sends ("out"), receives ("in"), or both; nobody is told, as when a cable breaks."""
-        self._set_queues(index, way, "blackhole")
+        for each in self._ways(index, way):
+            self._set_queue(index, each, "blackhole")
 
     def heal(self, index: int, way: Way = "both") -> None:
         """Undo a cut."""
-        self._set_queues(index, way, _shaping(self._rates[index]))
+        for each in self._ways(index, way):
+            self._set_queue(index, each, _shaping(self._rates[each][index]))
 
     def set_rate(self, index: int, rate: float | None, way: Way = "both") -> None:
-        """Give a host another rate; what is cut that way is healed."""
+        """Give a host another rate; what was cut that way is healed."""
         _check_rate(rate)
-        if way == "both":
-            self._rates[index] = rate
-        self._set_queues(index, way, _shaping(rate))
+        for each in self._ways(index, way):
+            self._rates[each][index] = rate
+        self.heal(index, way)
+
+    def _ways(self, index: int, way: Way) -> tuple[Way, ...]:
+        if not 0 <= index < len(self.hosts):
+            raise ClusterError(f"cluster {self.name} has no host {index}; it has {len(self.hosts)} hosts, from 0 on")
+        if way != "both" and way not in _ONE_WAY:
+            raise ClusterError(f'{way!r} is no way of a link; write "in", "out" or "both"')
+        return _ONE_WAY if way == "both" else (way,)
 
     def _lay_links(self) -> None:
         ports = "".join(
@@ -276,13 +291,15 @@ class Cluster:
                 "link set eth0 addrgenmode none up\n",
             )  # fmt: skip
             self.heal(host.index, "out")
-        shaped = (f"qdisc replace dev p{host.index} root {_shaping(self._rates[host.index])}\n" for host in self.hosts)
-        self._configure(self._switch, "tc", "".join(shaped))
+        shaping = _shaping(self._record.rate)
+        queues = (f"qdisc replace dev p{host.index} root {shaping}\n" for host in self.hosts)
+        self._configure(self._switch, "tc", "".join(queues))
 
-    def _set_queues(self, index: int, way: Way, queue: str) -> None:
-        if way in ("out", "both"):
+    def _set_queue(self, index: int, way: Way, queue: str) -> None:
+        """Each end of a link shapes what it sends, so that what a host receives is shaped by the switch."""
+        if way == "out":
             self._configure(self.hosts[index].namespace, "tc", f"qdisc replace dev eth0 root {queue}\n")
-        if way in ("in", "both"):
+        else:
             self._configure(self._switch, "tc", f"qdisc replace dev p{index} root {queue}\n")
 
     @property
@@ -295,9 +312,9 @@ class Cluster:
             input=batch, capture_output=True, text=True, timeout=_PATIENCE, check=False,
         )  # fmt: skip
         if done.returncode != 0:
-            raise ClusterError(
-                f"{tool} refused a step of cluster {self.name}; the kernel needs veth, bridge, sch_tbf: {done.stderr}"
-            )
+            if any(lack in done.stderr for lack in _LACKS):
+                raise ClusterUnavailableError(f"the kernel lacks veth, bridge or sch_tbf; {tool} says: {done.stderr}")
+            raise ClusterError(f"{tool} refused a step of cluster {self.name}: {done.stderr}")
 
     # --- processes ---------------------------------------------------------------------------------------------
 

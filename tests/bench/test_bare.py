@@ -7,6 +7,8 @@ import pytest
 from hoplite_ucx.bench.bare import OPERATIONS, BareError, BarePeers, measure_bare
 from hoplite_ucx.bench.cluster import Cluster
 
+pytestmark = pytest.mark.usefixtures("emulated_hosts")
+
 RATE = 125e6
 
 

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from hoplite_ucx.bench import cluster as clusters
 from hoplite_ucx.bench import keeper
 from hoplite_ucx.bench.bare import measure_bare
 from hoplite_ucx.bench.cluster import Cluster, ClusterError, ClusterUnavailableError, Host
+
+pytestmark = pytest.mark.usefixtures("emulated_hosts")
 
 MBIT = 1e6 / 8
 
@@ -158,6 +161,25 @@ def test_what_cannot_be_is_refused_before_anything_is_made() -> None:
         Cluster.attach("nowhere")
 
 
+def test_links_that_are_not_there_are_refused(pair: Cluster) -> None:
+    for index in (-1, 2):
+        with pytest.raises(ClusterError, match=f"has no host {index}; it has 2 hosts"):
+            pair.cut(index)
+    with pytest.raises(ClusterError, match="'up' is no way of a link"):
+        pair.heal(0, "up")  # type: ignore[arg-type]
+    with pytest.raises(ClusterError, match="cannot be shaped"):
+        pair.set_rate(0, 0)
+
+
+def test_a_forked_child_leaves_the_cluster_alone() -> None:
+    with Cluster(hosts=1) as cluster:
+        if (child := os.fork()) == 0:
+            cluster.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert cluster.hosts[0].run(["echo", "still here"]).stdout == "still here\n"
+
+
 def test_a_command_that_fails_or_does_not_end_is_told(pair: Cluster) -> None:
     with pytest.raises(ClusterError, match="on host 1 ended with 3: oh no"):
         pair.hosts[1].run(["sh", "-c", "echo oh no >&2; exit 3"])
@@ -197,19 +219,22 @@ def answering(server_host: Host, client_host: Host, timeout: float = 0.3) -> str
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])  # from host 0 to 1, and from 1 to 0
 def test_bulk_fills_the_rate_and_no_more(pair: Cluster, operation: str) -> None:
     measured = measure_bare(operation, hosts=2, size=5 << 20, rate=200 * MBIT, repeat=3, cluster=pair)
-    assert measured.ratio == pytest.approx(1, abs=0.1)
+    assert measured.limit_seconds is not None
+    # The fastest: the machine may be busy with other things.
+    assert measured.fastest / measured.limit_seconds == pytest.approx(1, abs=0.1)
 
 
 def test_a_hosts_rate_can_be_changed_either_way(pair: Cluster) -> None:
     pair.set_rate(1, 50 * MBIT, "in")
     try:
-        slow = measure_bare("broadcast", hosts=2, size=2 << 20, rate=50 * MBIT, repeat=1, cluster=pair)
-        assert slow.ratio == pytest.approx(1, abs=0.1)
+        slow = measure_bare("broadcast", hosts=2, size=2 << 20, rate=50 * MBIT, repeat=2, cluster=pair)
+        assert slow.limit_seconds is not None
+        assert slow.fastest / slow.limit_seconds == pytest.approx(1, abs=0.1)
         back = measure_bare("reduce", hosts=2, size=2 << 20, rate=50 * MBIT, repeat=1, cluster=pair)
         assert back.ratio is not None
         assert back.ratio < 0.5
     finally:
-        pair.heal(1)
+        pair.set_rate(1, 200 * MBIT)
     assert answering(pair.hosts[1], pair.hosts[0], timeout=5) == "hello"
 
 
@@ -297,23 +322,16 @@ def test_a_cluster_closes_though_its_keeper_was_killed() -> None:
     assert process.returncode is not None
 
 
-class started_program:  # noqa: N801
+@contextmanager
+def started_program(name: str) -> Iterator[tuple[subprocess.Popen[str], Trace]]:
     """A program with a cluster, until the block ends."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> tuple[subprocess.Popen[str], Trace]:
-        self.program = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, self.name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self.program.stdout is not None
-        with self.program.stdout as stdout:
-            return self.program, Trace(self.name, int(stdout.readline()))
-
-    def __exit__(self, *_: object) -> None:
-        self.program.kill()
-        self.program.wait(10)
+    command = [sys.executable, "-c", PROGRAM, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
+        try:
+            assert program.stdout is not None
+            yield program, Trace(name, int(program.stdout.readline()))
+        finally:
+            program.kill()
 
 
 # --- machines that lack something ------------------------------------------------------------------------------

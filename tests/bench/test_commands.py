@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from hoplite_ucx.bench import cluster as clusters
 from hoplite_ucx.cli import app
 
+pytestmark = pytest.mark.usefixtures("emulated_hosts")
+
 
 def bench(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", *arguments])
