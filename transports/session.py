@@ -14,6 +14,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from struct import Struct
+from typing import cast
 
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, socket_address, tune
 from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, TransportError, ViolationError
@@ -111,8 +112,7 @@ class Session(asyncio.Protocol):
     # --- what asyncio calls ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by class
         self._open = True
         self._made(self)
 
