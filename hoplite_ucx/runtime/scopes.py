@@ -15,13 +15,26 @@ _DELETE_SECONDS = 300.0
 def scope() -> Iterator[None]:
     """Delete on exit what was put, reduced or sealed inside, by this thread or task."""
     made: list[ObjectRef] = []
+    try:
+        with collect(made):
+            yield
+    finally:
+        delete_all(made)
+
+
+@contextlib.contextmanager
+def collect(made: list[ObjectRef]) -> Iterator[None]:
+    """Every ref that is made inside is noted."""
     mark = _scope.set(made)
     try:
         yield
     finally:
         _scope.reset(mark)
-        if made and current.is_initialized():
-            current.client().delete([ref.binary for ref in made], _DELETE_SECONDS)
+
+
+def delete_all(made: list[ObjectRef]) -> None:
+    if made and current.is_initialized():
+        current.client().delete([ref.binary for ref in made], _DELETE_SECONDS)
 
 
 def note_made(ref: ObjectRef) -> ObjectRef:
