@@ -1,8 +1,8 @@
 """How fast links are on loopback, beside bare sockets in the same run: `python -m hoplite_ucx.transports.throughput`.
 
 One stream from process to process, and the same through a relay. The bare loop is `sendall` and `recv_into` of the same
-chunks; the bare relay receives a chunk and sends it on. Sizes cycle through a small buffer, so that no memory is paged in
-while the clock runs. Runs are interleaved, and medians compared.
+chunks; the bare relay receives a chunk and sends it on. Streams cycle through a small buffer, so that no memory is
+paged in while the clock runs (what they carry does not matter here). Runs are interleaved, and medians compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEY = (1, 1)
 
 
 class Cycling:
-    """Source and sink of any size on a small buffer. As a sink it keeps the relay behind it from being overrun."""
+    """Source and sink of any size on a small buffer."""
 
     def __init__(self, size: int, watermark: int = 0) -> None:
         self._view = memoryview(bytearray(_BUFFER))
@@ -54,10 +54,10 @@ class Cycling:
     def end(self) -> int:
         return self._watermark
 
-    def subscribe(self, risen: Callable[[], None]) -> None:
+    def subscribe(self, _: Callable[[], None]) -> None:
         pass
 
-    def unsubscribe(self, risen: Callable[[], None]) -> None:
+    def unsubscribe(self, _: Callable[[], None]) -> None:
         self._risen = None
 
     def relay(self) -> Relayed:
@@ -132,9 +132,7 @@ def _relay(upstream: str, size: int, granule: int, read: int, write: int) -> Non
         )
         os.write(write, end.address.encode())
         os.read(read, 1)
-        end.transport.receive(
-            1, upstream, _KEY, sink, offset=0, size=size, granule=granule, on_closed=lambda watermark, fault: None
-        )
+        end.transport.receive(1, upstream, _KEY, sink, offset=0, size=size, granule=granule, on_closed=lambda *_: None)
         os.read(read, 1)
 
 
