@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from hoplite_ucx.transports import session as sessions
-from hoplite_ucx.transports.addresses import parse_address
+from hoplite_ucx.transports.addresses import parse_address, socket_address
 from hoplite_ucx.transports.errors import (
     ConnectionLostError,
     HandshakeError,
@@ -149,9 +149,10 @@ def test_a_frame_that_is_too_long_ends_the_session(run: Callable[..., None]) -> 
             assert "1001" in str(server.end.closes[0])
             await end.until(lambda: end.closes)
             assert isinstance(end.closes[0], ConnectionLostError)
+            small = await connect(server.address, Identity(2, TOKEN), Kind.PEER, End().made, max_frame=10)
             with pytest.raises(ValueError, match="longer"):
-                small = await connect(server.address, Identity(2, TOKEN), Kind.PEER, End().made, max_frame=10)
                 small.send(b"x" * 11)
+            small.abort()
 
     run(work())
 
@@ -190,7 +191,7 @@ def test_who_is_refused_is_told_why(run: Callable[..., None]) -> None:
 def test_nobody_there(run: Callable[..., None]) -> None:
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            address = "127.0.0.1:%d" % sock.getsockname()[1]
+            address = socket_address(sock.getsockname())
             assert await probe(address) is True
         assert await probe(address) is False
         with pytest.raises(RefusedError, match=address):
@@ -202,7 +203,7 @@ def test_nobody_there(run: Callable[..., None]) -> None:
 def test_a_server_that_says_nothing(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            address = "127.0.0.1:%d" % sock.getsockname()[1]
+            address = socket_address(sock.getsockname())
             with pytest.raises(UnreachableError, match="handshake"):
                 await connect(address, Identity(2, TOKEN), Kind.PEER, End().made)
 

@@ -362,9 +362,10 @@ class SendingLink:
             self._close_stream(cancelled)
 
     def _opened(self, stream: StreamKey, channel: int, limit: int) -> None:
-        if not channel or channel in self._channels or channel in self._ungranted or stream in self._grants:
-            raise self._violation(f"channel {channel} or its stream opened twice")
         outgoing = self._serving.get(stream)
+        again = stream in self._grants or (outgoing is not None and outgoing.channel)
+        if not channel or channel in self._channels or channel in self._ungranted or again:
+            raise self._violation(f"channel {channel} or its stream opened twice")
         if outgoing is None:
             if len(self._grants) >= MAX_GRANTS:
                 raise self._violation(f"more than {MAX_GRANTS} streams opened that nobody sends")
