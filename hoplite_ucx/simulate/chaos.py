@@ -19,7 +19,7 @@ from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import GetCall, Got, PutCall, WaitCall
 from hoplite_ucx.protocol.ids import NodeId, identity_of
-from hoplite_ucx.protocol.messages import Bound, Completed, Place, ToDirectory, ToNode
+from hoplite_ucx.protocol.messages import Bind, Bound, Completed, Place, ToDirectory, ToNode
 from hoplite_ucx.protocol.settings import KIB
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
@@ -40,6 +40,7 @@ class Ambush(enum.Enum):
     PLACEMENT = "placement"
     TRANSFER = "transfer"
     SLOT = "slot"
+    DIRECTORY = "directory"
 
 
 @dataclass(slots=True)
@@ -94,7 +95,8 @@ class Chaos:
         self._largest = self._granule * rng.choice((2, 5, 12))
         tight = rng.random() < 0.3
         self._stormy = rng.random() < 0.8
-        self._ambush = rng.choice([*Ambush, Ambush.PLACEMENT]) if self._stormy and rng.random() < 0.6 else None
+        ambush = rng.choice([*Ambush, Ambush.PLACEMENT, Ambush.DIRECTORY])
+        self._ambush = ambush if self._stormy and rng.random() < 0.6 else None
         shape = Shape(
             nodes=self._nodes,
             bandwidth=_BANDWIDTH,
@@ -136,6 +138,7 @@ class Chaos:
         self._reductions = self._some_reductions() if reductions and rng.random() < 0.7 else {}
         self._sources = [ref for ref in self._sizes if ref not in self._plain]
         self._refs = [*self._plain, *self._sources, *self._reductions]
+        self._crashes = rng.choice((0, 0, 2))
         # Users put again what was lost, at once; without that these ambushes have no second act.
         self._retries = self._ambush in (Ambush.PLACEMENT, Ambush.TRANSFER) or rng.random() < 0.7
 
@@ -277,7 +280,7 @@ class Chaos:
         settings = self.cluster.settings
         slowest = min([_BANDWIDTH, *self.cluster.shape.rates.values()])
         limit = sum(self._sizes.values()) * self._nodes / slowest
-        return 3 * limit + 4 * (settings.lease + settings.cooldown + settings.suspicion)
+        return 3 * limit + 4 * (2 * settings.lease + settings.cooldown + settings.suspicion)
 
     def _run_until(self, done: Callable[[], bool]) -> None:
         """Let time pass until `done`, or patience ends; the oracle judges what is then not as it should be."""
@@ -309,6 +312,8 @@ class Chaos:
             self.cluster.clock.after(delay, self._put, self._some_putable_ref(), index)
 
     def directory_says(self, node: NodeId, message: ToNode) -> None:
+        if self._ambush is Ambush.DIRECTORY and isinstance(message, Place | Bind) and self._random.random() < 0.2:
+            self._ambush_directory(self.cluster.nodes[identity_of(node)], message)
         if self._ambush is Ambush.PLACEMENT and isinstance(message, Place):
             self._ambush_placement(self.cluster.nodes[identity_of(node)], message)
         elif self._ambush is Ambush.TRANSFER and isinstance(message, Place) and message.version.ref in self._refs:
@@ -354,6 +359,15 @@ class Chaos:
             victims += self._complete_elsewhere(part.ref, node)
         delay = self._random.random() * self._sizes.get(message.version.ref, self._largest) / _BANDWIDTH
         self.cluster.clock.after(delay, self._kill_node, self._random.choice(victims))
+
+    def _ambush_directory(self, node: VirtualNode, message: Place | Bind) -> None:
+        """The directory dies while bytes flow, and perhaps somebody who sends or combines them with it."""
+        self._ambush = None
+        moment = self._random.random() * message.size / _BANDWIDTH
+        self.cluster.clock.after(moment, self._crash_directory, 0.001)
+        if self._random.random() < 0.3:
+            victims = [node, *([self.cluster.nodes[identity_of(message.sender)]] if isinstance(message, Place) else [])]
+            self.cluster.clock.after(moment, self._kill_node, self._random.choice(victims))
 
     def _complete_elsewhere(self, ref: bytes, node: VirtualNode) -> list[VirtualNode]:
         return [
@@ -447,6 +461,7 @@ class Chaos:
             self._cut_one_way,
             self._cut_from_directory,
             self._lose_directory,
+            *[self._crash_directory] * self._crashes,
             self._lose_peer,
             self._break_stream,
             self._stall_stream,
@@ -511,6 +526,18 @@ class Chaos:
         if index is not None and not self.cluster.slots[index].stopped:
             self._fault("lose the directory's session", index)
             self.cluster.slots[index].lose_directory()
+
+    def _crash_directory(self, absence: float | None = None) -> None:
+        if not (self.cluster.directory.alive and self._raging):
+            return
+        self._fault("crash of the directory", None)
+        self.cluster.crash_directory()
+
+        def restart() -> None:
+            self._say("restart of the directory", None)
+            self.cluster.restart_directory()
+
+        self.cluster.clock.after(absence or self._random.choice((0.001, 0.05, 0.3)), restart)
 
     def _lose_peer(self) -> None:
         index = self._some_living_node()

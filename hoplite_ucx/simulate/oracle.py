@@ -27,8 +27,10 @@ from hoplite_ucx.protocol.messages import (
     EvictAnswer,
     Eviction,
     Failed,
+    Origin,
     PutAccepted,
     Ready,
+    Reduce,
     Sealed,
     StreamFailed,
     StreamFault,
@@ -88,8 +90,12 @@ class Oracle:
                 self._judge_loss(ref)
             case Ready(refs):
                 self._note_given_up(refs)
-            case Sealed(version) | CombineInline(version=version):
-                self._note_decision(version)
+            case Sealed(version, Origin(spec, contributors)):
+                self._note_decision(version, spec, contributors)
+            case CombineInline(version=version):
+                reduction = self._cluster.directory.machine.records[version.ref].reduction
+                if reduction is not None:  # else it was deleted at the very moment
+                    self._note_decision(version, reduction.spec, tuple(reduction.chosen.values()))
 
     def _note_given_up(self, refs: tuple[bytes, ...]) -> None:
         """Of a reduction that failed a wait says ready: a get would answer at once."""
@@ -99,19 +105,15 @@ class Oracle:
             if reduction is not None and reduction.failure is not None:
                 self._given_up.add(ref)
 
-    def _note_decision(self, version: Version) -> None:
+    def _note_decision(self, version: Version, spec: Reduce, chosen: tuple[Version, ...]) -> None:
         """A reduction is decided: its bytes must be what its chosen sources are, each once."""
         if version in self._made_of:
             return
-        record = self._cluster.directory.machine.records[version.ref]
-        chosen = record.reduction.chosen if record.reduction is not None else record.contributors
-        spec = record.spec
-        if chosen is None or spec is None:
-            return  # deleted at the very moment
-        _require(len(chosen) == spec.count, f"{version} has {len(chosen)} of {spec.count} sources", version.ref)
-        _require(set(chosen) <= set(spec.sources), f"{version} has a source that nobody named", version.ref)
-        self._made_of[version] = self._cluster.provenance.combined(self._token_of(v) for v in chosen.values())
-        self._contributors[version.ref] = tuple(chosen)
+        refs = tuple(source.ref for source in chosen)
+        _require(len(set(refs)) == spec.count, f"{version} has {len(refs)} of {spec.count} sources", version.ref)
+        _require(set(refs) <= set(spec.sources), f"{version} has a source that nobody named", version.ref)
+        self._made_of[version] = self._cluster.provenance.combined(self._token_of(v) for v in chosen)
+        self._contributors[version.ref] = refs
 
     def _token_of(self, version: Version) -> int:
         return self._puts[version].token if version in self._puts else self._made_of[version]

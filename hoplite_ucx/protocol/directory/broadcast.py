@@ -1,8 +1,9 @@
 """The tree of one version: who has it, who is getting it from whom, and what happens when one of them fails.
 
-A receiver is in one of three states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
-placed behind a sender. HALTING: it was told to stop and will report its watermark. A fresh receiver is one that
-waits at watermark 0, so that first placements and repairs are the same thing.
+A receiver is in one of four states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
+placed behind a sender. HALTING: it was told to stop and will report its watermark. ADOPTED: it was placed by an earlier
+directory, behind a sender that has not been heard yet. A fresh receiver is one that waits at watermark 0, so that first
+placements and repairs are the same thing.
 
 Rules kept here:
 - A receiver that others depend on is placed only behind a location whose ancestry ends at a root (a complete copy
@@ -20,7 +21,7 @@ from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.ids import NO_SLOT, NodeId, ReceiverKey, Version, label, receiver_key
-from hoplite_ucx.protocol.messages import Drop, Eviction, Halt, Inline, Place, StreamFault
+from hoplite_ucx.protocol.messages import Drop, Eviction, Halt, Inline, Origin, Partial, Place, StreamFault
 from hoplite_ucx.protocol.placement import Plan, SenderPool
 
 _FIRST_COOLDOWN = 0.05
@@ -32,6 +33,7 @@ class State(enum.Enum):
     WAITING = "waiting"
     STREAMING = "streaming"
     HALTING = "halting"
+    ADOPTED = "adopted"
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class Receiver:
     watermark: int = 0
     number: int = 0
     sender: NodeId | None = None
+    adopted_from: tuple[NodeId, float] | None = None
+    """Of an adopted one: its sender, and the rate that its stream was planned with."""
     shunned: dict[NodeId, Shunned] = field(default_factory=dict)
 
 
@@ -75,10 +79,13 @@ class Broadcast:
         self.aborted = False
         self.sealed = True
         """Whether its bytes may be given to users: a put's always, a reduction's once it is decided."""
+        self.origin: Origin | None = None
+        """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
         self.producer: NodeId | None = None
         self.receivers: dict[ReceiverKey, Receiver] = {}
         self._waiting: dict[ReceiverKey, Receiver] = {}
+        self._adopted: dict[ReceiverKey, Receiver] = {}
         self._expected: set[ReceiverKey] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
         self._no_senders = False  # nobody can send to anyone, until something changes
@@ -207,18 +214,57 @@ class Broadcast:
         if node in self._waiting:
             self.remove(node)
 
-    def adopt(self, member: Member, watermark: int, number: int, into: bytes = NO_SLOT) -> None:
-        """A node that came back says what it is receiving; if that is what we know, the stream runs on."""
-        receiver = self.receivers.get(receiver_key(member.node, into))
+    def readmit(self, member: Member, partial: Partial, *, survivor: bool) -> None:
+        """A node that came back says what it is receiving; if that is what we know, the stream runs on. What a survivor
+        of an earlier directory is receiving runs on too."""
+        key = receiver_key(member.node, partial.into)
+        receiver = self.receivers.get(key)
         if receiver is None:
-            if not into:
+            if not partial.into:
                 self.remove(member.node)  # it says itself that it is not complete
-            self.want(member, watermark, into)
-        elif receiver.state is not State.WAITING and receiver.number == number:
-            if receiver.state is State.HALTING:
-                self._world.send(member.node, Halt(self.version, number, into))  # the first may have been lost
+            self.want(member, partial.watermark, partial.into)
+            if survivor and partial.number:
+                self._adopt(self.receivers[key], partial)
+        elif receiver.state is not State.WAITING and receiver.number == partial.number:
+            if receiver.state is State.HALTING:  # the first may have been lost
+                self._world.send(member.node, Halt(self.version, partial.number, partial.into))
         else:
-            self._to_waiting(receiver, watermark)
+            self._to_waiting(receiver, partial.watermark)
+
+    def _adopt(self, receiver: Receiver, partial: Partial) -> None:
+        receiver.state = State.ADOPTED
+        receiver.number = partial.number
+        receiver.adopted_from = (partial.sender, partial.rate)
+        self._adopted[receiver.key] = self._waiting.pop(receiver.key)
+
+    def link_adopted(self) -> None:
+        """Take streams that ran before us into the accounts, from the roots down; so that no cycle is taken for a tree,
+        one is in order only when its sender's bytes are known to come from a root."""
+        linked = bool(self._adopted)
+        while linked:
+            linked = False
+            for receiver in list(self._adopted.values()):
+                assert receiver.adopted_from is not None
+                sender, rate = receiver.adopted_from
+                if self._is_linkable(receiver, sender):
+                    finish = self._world.now + (self.size - receiver.watermark) / rate
+                    self._begin_stream(receiver, Plan(sender, rate, finish))
+                    linked = True
+
+    def _is_linkable(self, receiver: Receiver, sender: NodeId) -> bool:
+        above = self.receivers.get(sender)
+        if sender not in self.pool.locations or (above is not None and above.state is not State.STREAMING):
+            return False
+        if receiver.into:
+            return True
+        taker, giver = receiver.member, self._members[sender]
+        return taker is not giver and taker.receiving < taker.streams_in and giver.sending < giver.streams_out
+
+    def halt_adopted(self) -> None:
+        """Their senders did not come: they are placed anew."""
+        for receiver in list(self._adopted.values()):
+            del self._adopted[receiver.key]
+            self._halt(receiver)
 
     def advanced(self, key: ReceiverKey, watermark: int) -> None:
         receiver = self.receivers.get(key)
@@ -299,8 +345,8 @@ class Broadcast:
         def acceptable(sender: NodeId) -> bool:
             member = self._members[sender]
             above = self.receivers.get(sender)
-            if above is not None and above.state is not State.STREAMING:
-                return False
+            if above is not None and (slot or above.state is not State.STREAMING):
+                return False  # what a slot waits for must never wait for a stream to be spared: no relays
             if not slot and (sender == node or member.sending >= member.streams_out):
                 return False
             if not member.usable():
@@ -315,12 +361,12 @@ class Broadcast:
         """The tree may come to span the cluster as it is now; a granule for that depth costs shallow trees nothing."""
         return choose_granule(self.size, len(self._members) - 1, self._bandwidth, self._world.settings)
 
-    def _stream(self, receiver: Receiver, plan: Plan) -> None:
+    def _begin_stream(self, receiver: Receiver, plan: Plan) -> None:
         member, sender = receiver.member, self._members[plan.sender]
         receiver.state = State.STREAMING
-        receiver.number = self._world.next_number()
         receiver.sender = plan.sender
-        del self._waiting[receiver.key]
+        self._waiting.pop(receiver.key, None)
+        self._adopted.pop(receiver.key, None)
         if not receiver.into:  # what a slot pulls was reserved with the slot
             member.receiving += 1
             sender.sending += 1
@@ -330,6 +376,11 @@ class Broadcast:
         self._world.tell(
             self.version.ref, "{} placed behind {} at {}", label(member.node), label(plan.sender), receiver.watermark
         )
+
+    def _stream(self, receiver: Receiver, plan: Plan) -> None:
+        member, sender = receiver.member, self._members[plan.sender]
+        receiver.number = self._world.next_number()
+        self._begin_stream(receiver, plan)
         self._world.send(
             member.node,
             Place(
@@ -342,6 +393,7 @@ class Broadcast:
                 self.pool.granule,
                 plan.rate,
                 self.sealed,
+                self.origin,
                 receiver.into,
             ),
         )
@@ -372,6 +424,7 @@ class Broadcast:
         receiver.watermark = watermark
         self.reconsider()
         self._expected.discard(receiver.key)
+        self._adopted.pop(receiver.key, None)
         self._waiting[receiver.key] = receiver
 
     def _detach(self, receiver: Receiver) -> None:
@@ -391,6 +444,7 @@ class Broadcast:
     def _forget_receiver(self, key: ReceiverKey) -> Receiver:
         receiver = self.receivers.pop(key)
         self._waiting.pop(key, None)
+        self._adopted.pop(key, None)
         self._expected.discard(key)
         return receiver
 

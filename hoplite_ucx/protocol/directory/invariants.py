@@ -30,15 +30,16 @@ def check_directory(directory: "Directory") -> None:
         _check_record(directory, ref, record)
         broadcast = record.broadcast
         if broadcast is not None:
-            _check_version(record, broadcast)
+            _check_version(directory, record, broadcast)
             _check_roles(record, broadcast)
             _check_receivers(broadcast, numbers, streams)
-            _check_slot_receivers(directory, broadcast)
+            if not directory.world.recovering:
+                _check_slot_receivers(directory, broadcast)
             _check_no_cycles(broadcast)
             _check_pool(broadcast)
             if broadcast.inline is not None:
                 inline += broadcast.size
-        if record.reduction is not None and record.reduction.record is record:
+        if record.reduction is not None and record.reduction.record is record and not directory.world.recovering:
             _check_reduction(directory, record.reduction, numbers)
     _check_chains(directory)
     _check_members(directory, streams)
@@ -90,7 +91,7 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
         assert not strays, f"{name}: has a version, and yet nodes wait for one: {strays}"
     if record.watchers and broadcast is not None:
         assert not broadcast.complete(), f"{name}: complete, and its watchers were not told"
-    if record.deferred:
+    if record.deferred and not (broadcast is None and directory.world.recovering):
         assert broadcast is not None, f"{name}: a put is deferred without a reason"
         assert not broadcast.complete(), f"{name}: a put is deferred although there is a complete copy"
     starving = broadcast is not None and broadcast.waits()
@@ -128,7 +129,7 @@ def _check_made(directory: "Directory", record: "Record") -> None:
     if record.askers:
         assert reduction is not None, f"{name}: decided, and nobody was told its contributors"
         assert reduction.failure is None, f"{name}: failed, and those who asked for its contributors were not told"
-    if broadcast is not None:
+    if broadcast is not None and not directory.world.recovering:
         unsealed = slot is not None
         assert broadcast.sealed != unsealed, f"{name}: sealed is {broadcast.sealed}, undecided is {unsealed}"
     if reduction is None:
@@ -148,9 +149,10 @@ def _check_made(directory: "Directory", record: "Record") -> None:
 # --- the tree of a version --------------------------------------------------------------------------------------
 
 
-def _check_version(record: "Record", broadcast: Broadcast) -> None:
+def _check_version(directory: "Directory", record: "Record", broadcast: Broadcast) -> None:
     assert broadcast.version.ref == record.ref, f"{broadcast.version}: kept under {short(record.ref)}"
-    assert record.slot is not None or not broadcast.is_lost(), f"{broadcast.version}: lost, and nobody was told"
+    lost = record.slot is None and broadcast.is_lost() and not directory.world.recovering
+    assert not lost, f"{broadcast.version}: lost, and nobody was told"
     if broadcast.inline is not None:
         assert len(broadcast.inline) == broadcast.size, f"{broadcast.version}: inline bytes of another size"
 
@@ -186,6 +188,8 @@ def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams)
     for key, receiver in broadcast.receivers.items():
         state, sender, number = receiver.state, receiver.sender, receiver.number
         assert (key in waiting) == (state is State.WAITING), f"{version}: {_who(key)} is {state}, queue disagrees"
+        adopted = key in broadcast._adopted
+        assert adopted == (state is State.ADOPTED), f"{version}: {_who(key)} is {state}, list of adopted disagrees"
         assert 0 <= receiver.watermark <= broadcast.size, f"{version}: {_who(key)} is at {receiver.watermark}"
         if number:
             assert number not in numbers, f"{version}: placement {number} of {_who(key)} was given twice"
@@ -493,6 +497,7 @@ def _check_members(directory: "Directory", streams: _Streams) -> None:
 
 def _check_timers(directory: "Directory") -> None:
     timers = directory.world.timers
+    assert ("recover" in timers) == directory.world.recovering, "the recovery never ends, or has no end"
     assert not len(directory.members) or "sweep" in timers, "nobody looks whether the members are alive"
     for key in timers:
         match key:

@@ -7,22 +7,25 @@ to drop the rest. The calls that it repeats are for the handlers of the `Directo
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.directory.recovery import Recovery
 from hoplite_ucx.protocol.ids import Version, receiver_key
 from hoplite_ucx.protocol.messages import Drop, Join, Sealed, SlotReport
 
 
 class Joining:
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, recovery: Recovery) -> None:
         self._objects = objects
         self._world = objects.world
+        self._recovery = recovery
 
     def reconcile(self, member: Member, join: Join) -> list[Record]:
         """Make what we know of a node equal to what it announces, and return the records of what was known."""
         node = member.node
-        held = dict.fromkeys([*(copy.version for copy in join.copies), *join.producing])
+        survivor = 0 < join.incarnation < self._world.incarnation
+        held = dict.fromkeys(copy.version for copy in (*join.copies, *join.producing))
         received = {(partial.version, receiver_key(node, partial.into)) for partial in join.partials}
         offered = {(node, put.call) for put in join.puts}
-        slots = {report.version: report for report in join.slots}
+        slots = {report.bind.version: report for report in join.slots}
         known = [self._objects.records[ref] for ref in member.refs]
         for record in known:
             record.forget_calls(node)
@@ -38,6 +41,9 @@ class Joining:
             kept = version in held or version in slots or (version, node) in received or record.put in offered
             if not kept:
                 broadcast.remove(node)
+        self._recovery.forget(member)
+        if survivor:
+            self._recovery.hear(member, join)
         self._reconcile_slots(member, slots, known)
         for version in (copy.version for copy in join.copies):  # all of them, before one of them decides anything
             record_of = self._objects.records.get(version.ref)
@@ -55,13 +61,17 @@ class Joining:
                 self._world.blame(member.node, partial.version.ref, f"watermark {partial.watermark} is beyond its size")
             elif broadcast is not None:
                 self._objects.involve(self._objects.records[partial.version.ref], member)
-                broadcast.adopt(member, partial.watermark, partial.number, partial.into)
+                broadcast.readmit(member, partial, survivor=survivor)
         for version in [*held, *(partial.version for partial in join.partials)]:
             record_of = self._objects.records.get(version.ref)
-            if record_of is not None and record_of.decided == version:
-                self._world.send(node, Sealed(version))  # the first may have been lost
-        for version in join.producing:
-            self._readmit_producer(member, version)
+            if record_of is not None and record_of.broadcast is not None and record_of.decided == version:
+                self._world.send(node, Sealed(version, record_of.broadcast.origin))  # the first may have been lost
+        for producing in join.producing:
+            self._readmit_producer(member, producing.version)
+        for ref in member.refs:
+            linked = self._objects.records[ref].broadcast
+            if linked is not None:
+                linked.link_adopted()
         return known
 
     def _reconcile_slots(self, member: Member, reports: dict[Version, SlotReport], known: list[Record]) -> None:
@@ -71,18 +81,21 @@ class Joining:
             if slot is None or reduction is None or slot.host is not member or slot.version is None:
                 continue
             report = reports.pop(slot.version, None)
-            if report is not None and report.number == slot.number:
+            if report is not None and report.bind.number == slot.number:
                 reduction.resumed(slot, {version.ref for version in report.missing})
             else:
                 reduction.host_lost(slot)
         for version in reports:
             record_of = self._objects.records.get(version.ref)
+            if self._recovery.runs_slot(member, version.ref):
+                continue
             if record_of is None or record_of.decided != version:
                 self._world.send(member.node, Drop(version))
 
     def _runs_slot(self, member: Member, ref: bytes) -> bool:
         record = self._objects.records.get(ref)
-        return record is not None and record.slot is not None and record.slot.bound and record.slot.host is member
+        slot = record.slot if record is not None else None
+        return self._recovery.runs_slot(member, ref) or (slot is not None and slot.bound and slot.host is member)
 
     def _readmit_producer(self, member: Member, version: Version) -> None:
         """A node that was taken for dead in the middle of a put goes on with it, if it is still needed."""

@@ -19,15 +19,21 @@ from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
 from hoplite_ucx.protocol.messages import (
+    Bind,
     Contributors,
+    Copy,
     Drop,
     Failed,
     Inline,
+    Origin,
+    Over,
+    Partial,
     Put,
     PutAccepted,
     PutRefused,
     Ready,
     Reduce,
+    Sealed,
 )
 
 
@@ -87,14 +93,13 @@ class Record:
 class Objects:
     """Methods without an underscore are for the handlers of messages, for `Reduction`, and for the invariants."""
 
-    def __init__(self, world: World, members: Members, incarnation: int, broadcast_type: type[Broadcast]) -> None:
+    def __init__(self, world: World, members: Members, broadcast_type: type[Broadcast]) -> None:
         self.world = world
         self.members = members
         self.records: dict[bytes, Record] = {}
         self.inline_total = 0
         self.starving: dict[bytes, None] = {}  # refs with receivers that have no sender
         self._unsettled: dict[bytes, None] = {}  # refs to look at before the event is over
-        self._incarnation = incarnation
         self._broadcast_type = broadcast_type
         self._counter = 0
 
@@ -144,11 +149,11 @@ class Objects:
         record = self.record(put.ref)
         self.involve(record, member)
         broadcast = record.broadcast
-        if broadcast is None:
+        if broadcast is None and not self.world.recovering:
             self._begin(record, member, put)
-        elif record.put == (member.node, put.call):
+        elif broadcast is not None and record.put == (member.node, put.call):
             self.world.send(member.node, PutAccepted(put.call, broadcast.version, existing=False))
-        elif broadcast.complete():
+        elif broadcast is not None and broadcast.complete():
             self.world.send(member.node, PutAccepted(put.call, broadcast.version, existing=True))
         elif (member.node, put) not in record.deferred:
             record.deferred.append((member.node, put))
@@ -189,6 +194,50 @@ class Objects:
         record.broadcast = self._broadcast_type(self.world, self.members, version, len(data), layout, 1.0, data)
         self.inline_total += len(data)
 
+    def revive(self, member: Member, found: Copy | Partial | Bind, *, sealed: bool, origin: Origin | None) -> None:
+        """A survivor of an earlier directory has bytes of a version: it goes on, unless there is a higher one."""
+        version = found.version
+        record = self.record(version.ref)
+        current = record.broadcast
+        if current is not None and current.version == version and sealed and not current.sealed:
+            self._note_seal(record, origin)  # others did not know yet
+        known = current is not None and current.version >= version
+        if record.deleted or known or version.incarnation >= self.world.incarnation:
+            return
+        if not self.world.recovering and (not sealed or record.reduction is not None):
+            return  # it comes too late: what was undecided is made anew
+        self.reset(record)
+        record.broadcast = self._broadcast_type(
+            self.world, self.members, version, found.size, found.layout, member.nic.up
+        )
+        record.broadcast.sealed = False
+        self.involve(record, member)
+        self.world.tell(version.ref, "{} is known again from {}", version, label(member.node))
+        if record.reduction is None:
+            record.put = record.spec = record.contributors = record.decided = None
+        if sealed:
+            self._note_seal(record, origin)
+
+    def _note_seal(self, record: Record, origin: Origin | None) -> None:
+        """A survivor knows that the version was decided before us."""
+        broadcast = record.broadcast
+        assert broadcast is not None
+        broadcast.sealed = True
+        for node in broadcast.nodes():
+            self.world.send(node, Sealed(broadcast.version, origin))
+        if origin is not None:
+            self.decide(record, origin)
+        if record.reduction is not None:
+            reduction, record.reduction = record.reduction, None
+            self.reduction_ended(reduction)
+
+    def decide(self, record: Record, origin: Origin) -> None:
+        """The version that there is of a target is what the reduction became."""
+        assert record.broadcast is not None
+        record.broadcast.origin = origin
+        record.spec, record.decided = origin.spec, record.broadcast.version
+        record.contributors = {source.ref: source for source in origin.contributors}
+
     def produce(self, record: Record, host: Member) -> None:
         """A slot's output begins to grow at its host, whose own gets will find it there."""
         assert record.broadcast is not None
@@ -199,7 +248,7 @@ class Objects:
 
     def new_version(self, ref: bytes) -> Version:
         self._counter += 1
-        return Version(ref, self._incarnation, self._counter)
+        return Version(ref, self.world.incarnation, self._counter)
 
     # --- how it is got -----------------------------------------------------------------------------------------
 
@@ -280,17 +329,16 @@ class Objects:
                 if not self._waits_outside(record, broadcast, member):
                     del record.waiting[member.node]  # its put came to nothing, and it still wants the object
                     self.serve(record, member)
+        lost_now = broadcast is not None and broadcast.is_lost() and not self.world.recovering
         if record.slot is not None and record.reduction is not None:
-            if broadcast is not None and broadcast.is_lost() and record.slot.host is None:
+            if lost_now and record.slot.host is None:
                 record.reduction.output_lost(record.slot)
             else:
                 record.reduction.completed(record.slot)
-        elif broadcast is not None and broadcast.is_lost():
+        elif broadcast is not None and lost_now:
             self.world.tell(record.ref, "{} is lost", broadcast.version)
             self.end_version(record, aborted(record.ref) if broadcast.aborted else lost(record.ref))
-            deferred, record.deferred = record.deferred, []
-            for node, put in deferred:
-                self.offer(self.members[node], put)
+            self.offer_deferred(record)
             self.source_changed(record.ref)
         elif broadcast is not None and record.deferred and broadcast.complete():
             deferred, record.deferred = record.deferred, []
@@ -301,6 +349,12 @@ class Objects:
             del self.records[record.ref]
             for member in record.nodes.values():
                 member.refs.pop(record.ref, None)
+
+    def offer_deferred(self, record: Record) -> None:
+        """What the puts waited for is over: the first of them begins a version."""
+        deferred, record.deferred = record.deferred, []
+        for node, put in deferred:
+            self.offer(self.members[node], put)
 
     def end_version(self, record: Record, failure: Failure, also: Iterable[NodeId] = ()) -> None:
         broadcast, record.broadcast, record.put = record.broadcast, None, None
@@ -394,6 +448,9 @@ class Objects:
     def reduction_ended(self, reduction: Reduction) -> None:
         """Decided or cancelled: its sources are free, and those deleted meanwhile go."""
         target = reduction.record
+        for node in reduction.requesters:
+            if self.members.get(node) is not None:
+                self.world.send(node, Over(target.ref))
         if target.contributors is not None:
             for node, call in target.askers:
                 self.world.send(node, Contributors(call, tuple(target.contributors)))

@@ -26,12 +26,23 @@ from hoplite_ucx.protocol.cost import choose_degree
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version, label, short
-from hoplite_ucx.protocol.messages import Bind, CombineInline, Drop, Reduce, Sealed
+from hoplite_ucx.protocol.messages import (
+    Bind,
+    CombinedInline,
+    CombineInline,
+    Drop,
+    Origin,
+    Reduce,
+    Sealed,
+    SlotReport,
+)
 
 if TYPE_CHECKING:
     from hoplite_ucx.protocol.directory.objects import Objects, Record
 
 _REFUSED_FOR = 0.2
+# So many slots are told what the reduction is, beside the root: it outlives the directory and its requester.
+_SLOTS_THAT_KNOW = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +67,8 @@ class Reduction:
         self._objects = objects
         self._world = objects.world
         self._requester = requester
+        self.requesters = {requester: None}
+        """Nodes that remember that they asked for it."""
         self.record = record
         self.spec = spec
         self.chosen: dict[bytes, Version] = {}
@@ -91,7 +104,7 @@ class Reduction:
 
     def review(self) -> None:
         """Something about a source or a slot has changed: choose, mend, bind, fail or seal, whatever is due."""
-        if self.sealed or self._final:
+        if self.sealed or self._final or self._world.recovering:
             return
         self._note_ready()
         if self.failure is not None:
@@ -156,14 +169,71 @@ class Reduction:
         if slot is self.root:
             self._seal_if_decided()
 
-    def inline_result(self, member: Member, version: Version, data: bytes) -> None:
+    def inline_result(self, member: Member, combined: CombinedInline) -> None:
+        version, data = combined.version, combined.data
         if version != self._inline_version or member.node != self._inline_host or len(data) != self._size:
             return
         if not self._objects.has_inline_room(len(data)):
             self._restart()  # others were quicker: combine it where objects live
         else:
             self._objects.begin_inline(self.record, version, self._layout, data)
+            if combined.kept and self.record.broadcast is not None:
+                self.record.broadcast.add_copy(member)
             self._finish()
+
+    def adopt(self, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
+        """Go on with the slots that an earlier directory laid, if they are a whole: trees in which every part is known
+        and each source stands once. What was chosen and not bound to a slot is chosen again."""
+        slots = {ref: self._adopted_slot(report, host) for ref, (report, host) in reports.items()}
+        chosen: dict[bytes, Version] = {}
+        for ref, slot in slots.items():
+            if not self._is_sound(slot, reports[ref][0].bind, slots, chosen):
+                return False
+        root = slots.get(self.record.ref)
+        if not slots or len(chosen) > self.spec.count or (root is not None) != (len(chosen) == self.spec.count):
+            return False
+        if root is not None and any(slot.parent is None for slot in slots.values() if slot is not root):
+            return False
+        self.chosen, self.slots, self.root = chosen, slots, root
+        self._seen |= chosen.keys()
+        bind = next(iter(reports.values()))[0].bind
+        self._take_form(bind.size, bind.layout)
+        for ref, slot in slots.items():
+            slot.height = 1 + max((slots[part].height for part in slot.parts if part in slots), default=0)
+            record = self._objects.record(ref)
+            record.slot, record.reduction = slot, self
+            assert slot.host is not None
+            for part in slot.parts:
+                if part not in slot.consumed and self._objects.feed(part, slot.host, ref):
+                    slot.consumed.add(part)
+        self._terms = [(ref, slot.height) for ref, slot in slots.items() if slot.parent is None and slot is not root]
+        return True
+
+    def _adopted_slot(self, report: SlotReport, host: Member) -> Slot:
+        parts = [version.ref for version in report.bind.parts]
+        slot = Slot(report.bind.version.ref, parts, 1, host.node, version=report.bind.version, host=host)
+        slot.number, slot.bound = report.bind.number, True
+        slot.consumed = set(parts) - {version.ref for version in report.missing}
+        return slot
+
+    def _is_sound(self, slot: Slot, bind: Bind, slots: dict[bytes, Slot], chosen: dict[bytes, Version]) -> bool:
+        """Whether the slot's parts are what they were; what they are is noted on the way."""
+        for version in bind.parts:
+            child = slots.get(version.ref)
+            if child is not None and child.parent is None and child.version == version:
+                child.parent = slot
+            elif version.ref in self.spec.sources and version.ref not in chosen and self._goes_on(slot, version):
+                chosen[version.ref] = version
+            else:
+                return False
+        return True
+
+    def _goes_on(self, slot: Slot, version: Version) -> bool:
+        """Whether a source can still be had in this version, or need not be."""
+        ref = version.ref
+        if self._objects.is_ready(ref) and self._objects.version_of(ref) == version:
+            return True
+        return ref in slot.consumed and self._objects.is_decided_as(ref, version)
 
     def node_lost(self, node: NodeId) -> None:
         if node == self._inline_host:
@@ -242,9 +312,7 @@ class Reduction:
         """The first ready source fixes size and layout for all."""
         size, layout = self._objects.form_of(ref)
         if not self.chosen:
-            self._size, self._layout = size, layout
-            bandwidth = self._objects.members.bandwidth()
-            self._degree = choose_degree(size, self.spec.count, bandwidth, self._world.settings)
+            self._take_form(size, layout)
             return True
         if (size, layout) == (self._size, self._layout):
             return True
@@ -253,6 +321,11 @@ class Reduction:
         self._final = True
         self._fail(Failure(FailureKind.INVALID, detail, "reduce objects of one shape and dtype", self.record.ref))
         return False
+
+    def _take_form(self, size: int, layout: bytes) -> None:
+        self._size, self._layout = size, layout
+        bandwidth = self._objects.members.bandwidth()
+        self._degree = choose_degree(size, self.spec.count, bandwidth, self._world.settings)
 
     def _add_group(self, refs: list[bytes], node: NodeId, last: bool) -> None:
         """A getter's own sources are kept for the root: elsewhere its network card would have to take in both what its
@@ -425,7 +498,20 @@ class Reduction:
         self._objects.involve(self._objects.record(slot.ref), host)
         parts = tuple(self._objects.version_of(part) for part in slot.parts)
         self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
-        self._world.send(host.node, Bind(slot.version, slot.number, self._size, self._layout, self.spec.op, parts))
+        known = slot is self.root or len(self.slots) <= _SLOTS_THAT_KNOW
+        self._world.send(
+            host.node,
+            Bind(
+                slot.version,
+                slot.number,
+                self._size,
+                self._layout,
+                self.spec.op,
+                parts,
+                self.record.ref,
+                self.spec if known else None,
+            ),
+        )
 
     def _choose_host(self, slot: Slot) -> Member | None:
         """Who has most of its parts; among equals the node that the slot was made for, then the one that waits for its
@@ -489,17 +575,19 @@ class Reduction:
         broadcast = self.record.broadcast
         assert broadcast is not None
         broadcast.sealed = True
-        for node in broadcast.copies:
-            self.record.waiting.pop(node, None)
         self._world.tell(self.record.ref, "{} is sealed", broadcast.version)
-        for node in broadcast.nodes():
-            self._world.send(node, Sealed(broadcast.version))
         self._finish()
 
     def _finish(self) -> None:
         """The target is an object like any other now; what made it goes."""
-        self.record.contributors = dict(self.chosen)
-        self.record.decided = self._objects.version_of(self.record.ref)
+        broadcast = self.record.broadcast
+        assert broadcast is not None
+        origin = Origin(self.spec, tuple(self.chosen.values()))
+        self._objects.decide(self.record, origin)
+        for node in broadcast.copies:
+            self.record.waiting.pop(node, None)
+        for node in broadcast.nodes():
+            self._world.send(node, Sealed(broadcast.version, origin))
         self.record.reduction = self.record.slot = None
         self._world.timers.cancel(("reduce", self.record.ref))
         self._drop_slots(keep=self.record.ref)

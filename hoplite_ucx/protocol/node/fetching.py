@@ -7,6 +7,8 @@ stream early is reported with the watermark, and the directory answers with anot
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Got, Receive, ReceiveClosed, Supply
 from hoplite_ucx.protocol.ids import NO_SLOT, CallId, NodeId, StreamId, Version, identity_of, label
@@ -17,6 +19,7 @@ from hoplite_ucx.protocol.messages import (
     Halt,
     Halted,
     Inline,
+    Origin,
     Partial,
     Place,
     Progress,
@@ -218,7 +221,7 @@ class Fetching:
         else:
             del self.fetches[version.ref, NO_SLOT]
 
-    def sealed(self, version: Version) -> None:
+    def sealed(self, version: Version, origin: Origin | None) -> None:
         """The version is decided: what is complete of it may be given out, now or when the last byte comes."""
         fetch = self._of_store(version.ref)
         holding = self._memory.get(version)
@@ -227,6 +230,7 @@ class Fetching:
         if holding is None:
             return
         holding.sealed = True
+        holding.origin = origin
         if fetch is not None and holding.phase is Phase.COMPLETE and fetch.sink in (holding, None):
             del self.fetches[version.ref, NO_SLOT]
             self._forget_request(fetch)
@@ -337,8 +341,7 @@ class Fetching:
             if self._awaits_seal(fetch):
                 continue  # announced as a copy
             if fetch.sink is not None and fetch.sink.version is not None:
-                number = fetch.placement.number if fetch.placement is not None else 0
-                partials.append(Partial(fetch.sink.version, fetch.sink.watermark, number, fetch.into))
+                partials.append(_partial(fetch, fetch.sink, fetch.sink.version))
             elif fetch.getters and fetch.hungry_for is None:
                 # An answer that was on its way is lost, and with it whatever it asked for.
                 self._forget_request(fetch)
@@ -380,6 +383,7 @@ class Fetching:
         fetch.request = None
         holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
         holding.sealed = placement.version == fetch.sealed
+        holding.origin = placement.origin
         fetch.sink = holding
         self._memory.name(holding, placement.version)
         self._serving.arrived(holding)
@@ -527,6 +531,18 @@ class Fetching:
         if fetch.request is not None:
             self._memory.withdraw(fetch.request)
             fetch.request = None
+
+
+def _partial(fetch: Fetch, sink: Holding | Input, version: Version) -> Partial:
+    placement = fetch.placement
+    sealed = sink.sealed if isinstance(sink, Holding) else placement is not None and placement.sealed
+    origin = sink.origin if isinstance(sink, Holding) else None
+    partial = Partial(
+        version, sink.size, sink.owner.layout, sink.watermark, sealed=sealed, origin=origin, into=fetch.into
+    )
+    if placement is None:
+        return partial
+    return replace(partial, number=placement.number, sender=placement.sender, rate=placement.rate)
 
 
 def store_full(ref: bytes, size: int, memory: Memory) -> Failure:

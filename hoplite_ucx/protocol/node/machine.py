@@ -51,6 +51,7 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Inline,
     Join,
+    Over,
     Place,
     PutAccepted,
     PutRefused,
@@ -187,6 +188,7 @@ class NodeState:
             Join(
                 PROTOCOL,
                 profile.cluster,
+                self._incarnation,
                 self.node,
                 profile.host,
                 profile.address,
@@ -195,7 +197,7 @@ class NodeState:
                 profile.streams_in,
                 profile.streams_out,
                 copies=tuple(
-                    Copy(version, holding.size, holding.layout)
+                    Copy(version, holding.size, holding.layout, holding.sealed, holding.origin)
                     for version, holding in self.memory.holdings.items()
                     if holding.phase is Phase.COMPLETE
                 ),
@@ -208,6 +210,8 @@ class NodeState:
                 deletes=pending.deletes,
                 reduces=pending.reduces,
                 asks=pending.asks,
+                submitted=pending.submitted,
+                tombstones=pending.tombstones,
             )
         )
         self.memory.review()
@@ -217,7 +221,7 @@ class NodeState:
         self._context.joined = False
         self.memory.session_lost()
         settings = self._context.settings
-        delay = min(settings.reconnect * 2**self._failures_to_connect, settings.lease)
+        delay = min(settings.reconnect * 2**self._failures_to_connect, settings.lease / 4)
         self._failures_to_connect = min(self._failures_to_connect + 1, 16)
         self._context.timers.set("connect", self._context.now + delay)
 
@@ -311,8 +315,10 @@ class NodeState:
                 self.reducing.bind(message)
             case CombineInline():
                 self.reducing.combine_inline(message)
-            case Sealed(version):
-                self.reducing.sealed(version)
+            case Sealed(version, origin):
+                self.reducing.sealed(version, origin)
+            case Over(target):
+                self.calls.over(target)
             case Reduced(call, failure):
                 self.calls.reduced(call, failure)
             case Contributors():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.events import Allocate, Free, Got
 from hoplite_ucx.protocol.ids import CallId, StreamId, Version
-from hoplite_ucx.protocol.messages import Evict, Eviction
+from hoplite_ucx.protocol.messages import Evict, Eviction, Origin
 from hoplite_ucx.protocol.node.context import Context
 
 
@@ -49,6 +49,8 @@ class Holding:
     """What streams into it, if it is a slot's."""
     sealed: bool = True
     """Whether users may have it."""
+    origin: Origin | None = None
+    """Of a decided target: how it came about, in case a new directory must be told."""
     doomed: bool = False
     evicting: bool = False
     kept: Eviction | None = None

@@ -7,9 +7,18 @@ slot, drops it when its parts change, and seals what became of it.
 
 from dataclasses import dataclass, field
 
-from hoplite_ucx.protocol.events import Combine, CombineBytes
+from hoplite_ucx.protocol.events import Combine, CombineBytes, Fill
 from hoplite_ucx.protocol.ids import Version
-from hoplite_ucx.protocol.messages import Bind, Bound, CombinedInline, CombineInline, Completed, Declined, SlotReport
+from hoplite_ucx.protocol.messages import (
+    Bind,
+    Bound,
+    CombinedInline,
+    CombineInline,
+    Completed,
+    Declined,
+    Origin,
+    SlotReport,
+)
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
@@ -31,7 +40,7 @@ class Reducing:
         self._serving = serving
         self._fetching = fetching
         self.slots: dict[bytes, Slot] = {}  # by the ref of the output
-        self._inline: dict[Version, None] = {}
+        self._inline: dict[Version, CombineInline] = {}
 
     def bind(self, bind: Bind) -> None:
         ref = bind.version.ref
@@ -102,7 +111,7 @@ class Reducing:
         if slot is not None and slot.bind.version == version:
             self._end(slot)
 
-    def sealed(self, version: Version) -> None:
+    def sealed(self, version: Version, origin: Origin | None) -> None:
         """The result is decided: it stays as an object, and its parts are free."""
         slot = self.slots.get(version.ref)
         if slot is not None and slot.bind.version == version:
@@ -110,15 +119,33 @@ class Reducing:
                 return
             del self.slots[version.ref]
             self._free_parts(slot)
-        self._fetching.sealed(version)
+        self._fetching.sealed(version, origin)
 
     def combine_inline(self, message: CombineInline) -> None:
-        self._inline[message.version] = None
+        self._inline[message.version] = message
         self._context.emit(CombineBytes(message.version, message.layout, message.op, message.parts))
 
     def combined_inline(self, version: Version, data: bytes) -> None:
-        if self._inline.pop(version, self) is None:
-            self._context.tell_directory(CombinedInline(version, data))
+        """The result lives in the directory; like the bytes of a small put it is kept here too, if there is room."""
+        message = self._inline.pop(version, None)
+        if message is not None:
+            self._memory.request(
+                Request(
+                    len(data),
+                    patient=False,
+                    granted=lambda: self._keep_inline(message, data),
+                    denied=lambda: self._context.tell_directory(CombinedInline(version, data)),
+                )
+            )
+
+    def _keep_inline(self, message: CombineInline, data: bytes) -> None:
+        version = message.version
+        holding = self._memory.allocate(version.ref, len(data), message.layout, Phase.COMPLETE)
+        holding.sealed = False
+        holding.watermark = len(data)
+        self._memory.name(holding, version)
+        self._context.emit(Fill(holding.segment, data))
+        self._context.tell_directory(CombinedInline(version, data, kept=True))
 
     def new_life(self) -> None:
         """The directory has given our slots to others."""
@@ -127,7 +154,7 @@ class Reducing:
 
     def announce(self) -> tuple[SlotReport, ...]:
         return tuple(
-            SlotReport(slot.bind.version, slot.bind.number, self._fetching.missing_for(ref))
+            SlotReport(slot.bind, self._fetching.missing_for(ref))
             for ref, slot in self.slots.items()
             if slot.holding is not None
         )

@@ -1,0 +1,145 @@
+"""How a new directory learns from the nodes of an earlier one what there is.
+
+The directory's state is soft: nodes announce the versions they hold, what they receive and from whom, their slots, what
+they asked for and what they deleted. For one lease after its start the directory only listens: copies, streams and
+slots are taken up as they are announced, and gets are served from them, but nothing is declared lost, no source is
+replaced, no put begins a version and nothing is deleted. Then it decides: slots that are a whole go on as they were,
+what is left of others ends, streams whose senders did not come are placed anew, and what had to wait is done. A running
+stream never notices.
+
+Numbers and versions of an incarnation are above those of every earlier one, so that "the newest wins" still holds. A
+node that comes later keeps what is decided and nowhere else; the rest it is told to drop.
+"""
+
+from collections.abc import Callable
+from graphlib import TopologicalSorter
+
+from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.directory.refusals import lost
+from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.messages import Ask, Delete, Drop, Join, Reduce, SlotReport
+
+
+class Recovery:
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._world = objects.world
+        self._slots: dict[bytes, dict[bytes, tuple[SlotReport, Member]]] = {}  # by target and by the slot's ref
+        self.tombstones: dict[bytes, Member] = {}
+        self.deletes: list[tuple[NodeId, Delete]] = []
+        self.asks: list[tuple[NodeId, Ask]] = []
+
+    def reset(self) -> None:
+        self._slots.clear()
+        self.tombstones.clear()
+        self.deletes.clear()
+        self.asks.clear()
+
+    # --- while nodes are heard ---------------------------------------------------------------------------------
+
+    def hear(self, member: Member, join: Join) -> None:
+        """Take up what a survivor of an earlier directory announces, before it is compared with what is known."""
+        for copy in (*join.copies, *join.producing):
+            self._objects.revive(member, copy, sealed=copy.sealed, origin=copy.origin)
+        for partial in join.partials:
+            if partial.number or not partial.into:  # else it does not know itself what it waits for
+                self._objects.revive(member, partial, sealed=partial.sealed, origin=partial.origin)
+        if self._world.recovering:
+            for report in join.slots:
+                self._hear_slot(member, report)
+            self.tombstones |= dict.fromkeys(join.tombstones, member)
+
+    def _hear_slot(self, member: Member, report: SlotReport) -> None:
+        """Of two nodes that were given the same slot the later one has it."""
+        bind = report.bind
+        self._objects.revive(member, bind, sealed=False, origin=None)
+        record = self._objects.records.get(bind.version.ref)
+        broadcast = record.broadcast if record is not None else None
+        if record is None or broadcast is None or broadcast.version != bind.version or broadcast.sealed:
+            return  # comparing tells the node what to do with it
+        slots = self._slots.setdefault(bind.target, {})
+        rival = slots.get(record.ref)
+        if rival is not None and rival[1] is not member:
+            if rival[0].bind.number > bind.number:
+                return
+            self._end_slot(*rival)
+        slots[record.ref] = (report, member)
+        self._objects.involve(record, member)
+        if member.node not in broadcast.copies and broadcast.producer is None:
+            self._objects.produce(record, member)
+
+    def _end_slot(self, report: SlotReport, host: Member) -> None:
+        version = report.bind.version
+        self._world.send(host.node, Drop(version))
+        record = self._objects.records.get(version.ref)
+        if record is not None and record.broadcast is not None:
+            record.broadcast.remove(host.node)
+        for part in report.bind.parts:
+            self._objects.unfeed(part.ref, host.node, version.ref)
+
+    def runs_slot(self, member: Member, ref: bytes) -> bool:
+        return any(ref in slots and slots[ref][1] is member for slots in self._slots.values())
+
+    def consumed(self, member: Member, part: bytes, slot: bytes) -> None:
+        """A slot needs a part no more."""
+        for slots in self._slots.values():
+            if slot in slots and slots[slot][1] is member:
+                report = slots[slot][0]
+                missing = tuple(version for version in report.missing if version.ref != part)
+                slots[slot] = (SlotReport(report.bind, missing), member)
+
+    def forget(self, member: Member) -> None:
+        """The node is gone, or announces itself anew."""
+        for slots in self._slots.values():
+            for ref in [ref for ref, (_, host) in slots.items() if host is member]:
+                del slots[ref]
+
+    # --- when all had their chance -----------------------------------------------------------------------------
+
+    def decide(self, begin: Callable[[Member, Reduce], None]) -> None:
+        """Take up the reductions whose slots are a whole; end what belongs to nothing. `begin` makes one that only its
+        slots know of."""
+        for slots in self._slots.values():
+            for report, host in slots.values():
+                if report.bind.spec is not None:
+                    begin(host, report.bind.spec)
+        for record in self._targets_in_order():
+            reduction = record.reduction
+            assert reduction is not None
+            if reduction.adopt(self._slots.get(record.ref, {})):
+                self._world.tell(record.ref, "goes on as it was, with {} slots", len(reduction.slots))
+            else:
+                self._objects.reset(record)
+        for slots in self._slots.values():
+            for report, host in slots.values():
+                record_of = self._objects.records.get(report.bind.version.ref)
+                if record_of is None or record_of.slot is None:
+                    self._end_slot(report, host)
+        for record in list(self._objects.records.values()):
+            self._tidy(record)
+
+    def _targets_in_order(self) -> list[Record]:
+        """Targets that are sources of others come first."""
+        targets = {ref: record for ref, record in self._objects.records.items() if record.reduction is not None}
+        made_from = {
+            ref: [source for source in record.reduction.spec.sources if source in targets]
+            for ref, record in targets.items()
+            if record.reduction is not None
+        }
+        return [targets[ref] for ref in TopologicalSorter(made_from).static_order()]
+
+    def _tidy(self, record: Record) -> None:
+        broadcast = record.broadcast
+        if broadcast is None:
+            return
+        broadcast.link_adopted()
+        broadcast.halt_adopted()
+        for key in [key for key in broadcast.receivers if isinstance(key, tuple)]:
+            into = self._objects.records.get(key[1])
+            slot = into.slot if into is not None else None
+            if slot is None or slot.host is None or slot.host.node != key[0] or record.ref in slot.consumed:
+                broadcast.forget(key)
+        if not broadcast.sealed and record.slot is None:
+            self._world.tell(record.ref, "{} was undecided, and nobody knows what it was to be", broadcast.version)
+            self._objects.end_version(record, lost(record.ref))
