@@ -35,7 +35,16 @@ from typing import Any, Literal, Self
 from hoplite_ucx.bench import keeper
 from hoplite_ucx.bench.keeper import Record
 
-__all__ = ["Cluster", "ClusterError", "ClusterUnavailableError", "Host", "Way", "names_up", "orphaned", "take_down"]
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "ClusterUnavailableError",
+    "Host",
+    "Way",
+    "names_detached",
+    "names_up",
+    "take_down",
+]
 
 Way = Literal["in", "out", "both"]
 
@@ -241,7 +250,7 @@ class Cluster:
             )
         return ClusterUnavailableError(
             f"cannot make network namespaces ({why}): run this as root, or allow user namespaces "
-            "(user.max_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+            "(user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
         )
 
     def _adopt(self, record: Record) -> None:
@@ -339,6 +348,13 @@ def names_up() -> list[str]:
     return keeper.names()
 
 
+def names_detached() -> list[str]:
+    """Those of them that stay until they are taken down, and those whose keeper was killed: nobody else ends them."""
+    records = filter(None, map(keeper.ask, keeper.names()))
+    orphans = (_name_of(mark) for mark in keeper.marked().values() if not keeper.is_kept(mark))
+    return sorted({*(record.name for record in records if record.owner is None), *orphans})
+
+
 def take_down(name: str) -> bool:
     """End a cluster by its name; False if there was nothing to end.
 
@@ -347,16 +363,15 @@ def take_down(name: str) -> bool:
     record = keeper.ask(name)
     if record is not None:
         _end_process(record.pid)
-    orphans = {mark for mark in keeper.marked().values() if mark.rpartition("/")[0] == name}
+    orphans = {mark for mark in keeper.marked().values() if _name_of(mark) == name and not keeper.is_kept(mark)}
     for mark in orphans:
         if not keeper.kill_all(mark, (), spared={os.getpid()}):
             raise ClusterError(_unkillable(name, mark))
     return record is not None or bool(orphans)
 
 
-def orphaned() -> list[str]:
-    """The names of clusters whose keepers were killed while processes ran in their hosts."""
-    return sorted({mark.rpartition("/")[0] for mark in keeper.marked().values()} - set(keeper.names()))
+def _name_of(mark: str) -> str:
+    return mark.rpartition("/")[0]
 
 
 def _end_process(pid: int) -> None:
@@ -371,7 +386,7 @@ def _end_process(pid: int) -> None:
 
 
 def _kill_group(process: subprocess.Popen[Any]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    if process.poll() is None:  # else its number may be somebody else's
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -88,12 +88,14 @@ def up(
 @cluster_app.command()
 def down(
     name: Name = None,
-    every: Annotated[bool, typer.Option("--all", help="Take down every cluster of this user.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All clusters of this user that are not part of a running program.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """End hosts and everything that runs in them, also what was left by a cluster that was killed."""
     with _refusals():
-        found = sorted({*clusters.names_up(), *clusters.orphaned()})
+        found = clusters.names_detached()
         chosen = found if every else [_choose(name, found)]
         ended = [each for each in chosen if clusters.take_down(each)]
         if name is not None and not ended:

@@ -32,7 +32,7 @@ def test_every_operation_runs_in_about_its_limit(trio: Cluster, operation: str) 
         assert 0.9 < measured.ratio < 3  # the machine may be busy with other things
 
 
-@pytest.mark.parametrize("operation", ["broadcast", "reduce", "gather", "allreduce"])
+@pytest.mark.parametrize("operation", ["reduce", "allreduce"])
 def test_less_than_a_number_for_each_host(trio: Cluster, operation: str) -> None:
     with BarePeers(trio.hosts, operation, 8) as peers:
         assert peers.run() < 1

@@ -142,6 +142,8 @@ def test_a_name_is_taken_once() -> None:
             Cluster(name=name),
         ):
             pass
+        assert name in clusters.names_up()
+        assert name not in clusters.names_detached()
         assert first.hosts[0].run(["echo", "still here"]).stdout == "still here\n"
     with Cluster(hosts=1, name=name):
         pass
@@ -301,7 +303,7 @@ def test_what_two_kills_leave_is_taken_down_by_name() -> None:
         os.kill(trace.record.pid, signal.SIGKILL)
         program.kill()
         program.wait(10)
-        assert within(5, lambda: name in clusters.orphaned())
+        assert within(5, lambda: name in clusters.names_detached())
         assert clusters.take_down(name)
         marked = {pid for pid, mark in keeper.marked().items() if mark == trace.record.mark}
         assert not marked
