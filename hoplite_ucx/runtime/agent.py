@@ -8,7 +8,6 @@ machine's time comes.
 import asyncio
 import resource
 import secrets
-import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from hoplite_ucx.protocol.ids import StreamId, identity_of, label, node_id
 from hoplite_ucx.protocol.messages import Leave, StreamFault, Welcome, decode_to_node, encode
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.addresses import host_towards
 from hoplite_ucx.runtime.kernels import combine_bytes
 from hoplite_ucx.runtime.local import LocalStreams
 from hoplite_ucx.runtime.peers import PeerSessions
@@ -55,7 +55,7 @@ from hoplite_ucx.runtime.store import SMALL, SegmentSink, Store
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.runtime.wire import Greeting
 from hoplite_ucx.runtime.workers import Workers, socket_name
-from hoplite_ucx.transports.addresses import check_token, parse_address
+from hoplite_ucx.transports.addresses import check_token
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Sink, Transport
@@ -167,7 +167,7 @@ class Agent:
         session.close()
         if self._profile.host is not None:
             return self._profile.host
-        return await self._loop.run_in_executor(None, _host_towards, self._profile.directory)
+        return await self._loop.run_in_executor(None, host_towards, self._profile.directory)
 
     # --- the machine -------------------------------------------------------------------------------------------
 
@@ -386,15 +386,6 @@ class Agent:
                 for link in self._transport.links()
             ],
         }
-
-
-def _host_towards(address: str) -> str:
-    """The address of this host as another one sees it. Connecting a datagram socket sends nothing."""
-    host, port = parse_address(address)
-    family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as looking:
-        looking.connect(name)
-        return str(looking.getsockname()[0])
 
 
 def _raise_descriptor_limit() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.settings import GIB
 from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.addresses import LOOPBACK_RATE
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.connection import Connection, agents
 from hoplite_ucx.runtime.processes import Child
@@ -28,9 +29,6 @@ TOKEN = "HOPLITE_TOKEN"
 TOKEN_FILE = "HOPLITE_TOKEN_FILE"
 
 _FIND_SECONDS = 2.0
-LOOPBACK_RATE = 2e9
-DEFAULT_RATE = 1.25e9
-"""What a NIC carries, in bytes a second, where nobody said so and the system does not know."""
 
 
 @dataclass(slots=True)
@@ -115,7 +113,7 @@ def join(address: str, agent: str | None) -> Cluster:
     try:
         wanted = _resolve(address)
     except (ValueError, OSError) as error:
-        raise _invalid(f"{address!r} is no address: {error}", "write host:port, such as head:7777") from error
+        raise _invalid(f"no directory can be at {address!r}: {error}", "correct the address") from error
     deadline = time.monotonic() + _FIND_SECONDS
     while True:
         found = _find(wanted, agent)

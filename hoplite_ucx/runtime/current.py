@@ -44,13 +44,13 @@ def init(address: str | None = None, *, memory: int | None = None, agent: str | 
 
 
 def _make(address: str | None, memory: int | None, agent: str | None) -> clusters.Cluster:
-    where = address if address is not None else os.environ.get(clusters.ADDRESS)
+    where = address if address is not None else os.environ.get(clusters.ADDRESS) or None
     if where is None:
         return clusters.start_embedded(memory or clusters.default_memory())
     if memory is not None:
         raise invalid("memory is for an embedded cluster", "give the limit to `hoplite start` instead")
     if agent is None and address is None:
-        agent = os.environ.get(clusters.AGENT)
+        agent = os.environ.get(clusters.AGENT) or None
     return clusters.join(where, agent)
 
 

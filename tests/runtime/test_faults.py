@@ -165,7 +165,9 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_an_embedded_cluster_ends_with_its_process(where: str) -> None:
-    start = {"main": "hoplite.init()", "thread": "t = threading.Thread(target=hoplite.init); t.start(); t.join()"}[where]
+    start = {"main": "hoplite.init()", "thread": "t = threading.Thread(target=hoplite.init); t.start(); t.join()"}[
+        where
+    ]
     code = f"import hoplite_ucx as hoplite, threading, time\n{start}\nprint(hoplite.get(hoplite.put(5)), flush=True)\n"
     process = subprocess.Popen(
         [sys.executable, "-c", code + "time.sleep(60)"], stdout=subprocess.PIPE, text=True, env=without_address()
