@@ -17,7 +17,7 @@ def _directory() -> Serve:
         token = bytes.fromhex(task["token"])
         check_token(token, task["host"])
         server = DirectoryServer(task["cluster"], token)
-        address = await server.start(task["host"], task["port"])
+        address = await server.start(task["host"], task["port"], successor=task["successor"])
         return {"address": address, "cluster": task["cluster"]}, server.close
 
     return serve

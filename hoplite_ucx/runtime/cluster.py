@@ -78,16 +78,10 @@ def start_embedded(memory: int) -> Cluster:
     """A cluster on loopback for this process and those that it starts."""
     token = secrets.token_hex(16)
     tied = threading.current_thread() is threading.main_thread()
-    directory_task = {
-        "cluster": secrets.token_hex(8),
-        "token": token.encode().hex(),
-        "host": "127.0.0.1",
-        "port": 0,
-    }
     agent_process = processes.start("agent", tied_to_thread=tied)  # loads while the directory starts
     children = []
     try:
-        children.append(processes.spawn("directory", directory_task, tied_to_thread=tied))
+        children.append(processes.spawn("directory", directory_task(token.encode()), tied_to_thread=tied))
         address = children[0].report["address"]
         processes.tell(agent_process, agent_task(address, token.encode(), memory, LOOPBACK_RATE, "127.0.0.1"))
         children.append(processes.await_ready("agent", agent_process))
@@ -102,6 +96,24 @@ def start_embedded(memory: int) -> Cluster:
     environment = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
     return Cluster(client, children, environment)
+
+
+def directory_task(
+    token: bytes,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    cluster: str | None = None,
+    successor: bool = False,
+) -> dict[str, Any]:
+    """A successor takes the place of a directory of the same cluster that has ended."""
+    return {
+        "cluster": cluster or secrets.token_hex(8),
+        "token": token.hex(),
+        "host": host,
+        "port": port,
+        "successor": successor,
+    }
 
 
 def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str | None = None) -> dict[str, Any]:

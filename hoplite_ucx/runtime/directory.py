@@ -61,9 +61,12 @@ class DirectoryServer:
             Disconnect: self._disconnect,
         }
 
-    async def start(self, host: str, port: int) -> str:
-        """Listen, and return the address."""
+    async def start(self, host: str, port: int, *, successor: bool = False) -> str:
+        """Listen, and return the address. A successor first hears what the nodes of an earlier directory have."""
         self._waker = Waker(asyncio.get_running_loop(), lambda: self.dispatch(Tick()))
+        if successor:
+            self.machine.recover(now())
+            self._waker.set(self.machine.wakeup())
         self._listener = Listener(self._identity, {Kind.CONTROL: self._accept})
         return await self._listener.start(host, port)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.addresses import host_towards, measured_rate
-from hoplite_ucx.runtime.cluster import agent_task
+from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.processes import Child
 from hoplite_ucx.transports.addresses import parse_address
 
@@ -90,7 +90,8 @@ class Service:
 
     def _start_directory(self, port: int) -> None:
         host = self._plan.host or "127.0.0.1"
-        task = {"cluster": self._cluster, "token": self._plan.token.hex(), "host": host, "port": port}
+        again = self._directory_since > 0
+        task = directory_task(self._plan.token, host, port, cluster=self._cluster, successor=again)
         self._directory = processes.spawn("directory", task, tied_to_thread=True)
         self._directory_since = time.monotonic()
         self.address = self._directory.report["address"]

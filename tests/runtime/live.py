@@ -1,7 +1,6 @@
 """A cluster of real processes on loopback, and hosts of it as tests use them: one client per agent."""
 
 import contextlib
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import processes, values
 from hoplite_ucx.runtime.client import Client
-from hoplite_ucx.runtime.cluster import agent_task
+from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.processes import Child
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.workers import socket_name
@@ -70,19 +69,10 @@ class Live:
         return host
 
 
-def directory_task(port: int = 0, cluster: str | None = None) -> dict[str, Any]:
-    return {
-        "cluster": cluster or secrets.token_hex(8),
-        "token": TOKEN.hex(),
-        "host": "127.0.0.1",
-        "port": port,
-    }
-
-
 @contextlib.contextmanager
 def live_cluster(count: int, memory: int = 1 << 30) -> Iterator[Live]:
     starting = [processes.start("agent", tied_to_thread=True) for _ in range(count)]
-    live = Live(processes.spawn("directory", directory_task(), tied_to_thread=True), [])
+    live = Live(processes.spawn("directory", directory_task(TOKEN), tied_to_thread=True), [])
     try:
         for process in starting:
             processes.tell(process, agent_task(live.address, TOKEN, memory, RATE, "127.0.0.1"))

@@ -14,8 +14,9 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, HopliteError, ObjectLostError
 from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.cluster import directory_task
 from hoplite_ucx.runtime.refs import ObjectRef
-from tests.runtime.live import Host, directory_task, live_cluster
+from tests.runtime.live import TOKEN, Host, live_cluster
 from tests.runtime.test_cluster import eventually, random_bytes
 
 WRITER = """
@@ -145,7 +146,8 @@ def test_the_directory_is_restarted() -> None:
         live.directory.stop()
         thread, outcome = in_background(lambda: np.array_equal(live.hosts[1].get(ref), data))
         time.sleep(0.2)
-        live.directory = processes.spawn("directory", directory_task(port, cluster), tied_to_thread=True)
+        task = directory_task(TOKEN, port=port, cluster=cluster, successor=True)
+        live.directory = processes.spawn("directory", task, tied_to_thread=True)
         thread.join(15)
         assert outcome == [True]
         assert live.hosts[0].get(live.hosts[1].put("new")) == "new"
