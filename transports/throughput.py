@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import socket
 import statistics
 import sys
@@ -217,20 +218,32 @@ def bare_relay(size: int, chunk: int) -> float:
 
 
 def measure(size: int, granule: int, runs: int, *, relay: bool) -> dict[str, object]:
+    """The ratio of rates says how fast we are; that of processor times says it on a busy machine, too."""
     ours, theirs = (link_relay, bare_relay) if relay else (link, bare)
     seconds: list[float] = []
     bare_seconds: list[float] = []
+    used: list[float] = []
+    bare_used: list[float] = []
     for _ in range(runs):
-        bare_seconds.append(theirs(size, granule))
-        seconds.append(ours(size, granule))
+        for run, times, processor in ((theirs, bare_seconds, bare_used), (ours, seconds, used)):
+            before = _processor_seconds()
+            times.append(run(size, granule))
+            processor.append(_processor_seconds() - before)
     return {
         "what": "relay" if relay else "link",
         "granule": granule,
         "bytes_per_second": round(size / statistics.median(seconds)),
         "bare_bytes_per_second": round(size / statistics.median(bare_seconds)),
         "ratio": round(statistics.median(bare_seconds) / statistics.median(seconds), 3),
+        "processor_ratio": round(statistics.median(bare_used) / statistics.median(used), 3),
         "spread": [round(min(bare_seconds) / max(seconds), 3), round(max(bare_seconds) / min(seconds), 3)],
     }
+
+
+def _processor_seconds() -> float:
+    """Of this process and of the others, which have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def main() -> None:
