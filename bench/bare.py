@@ -81,21 +81,30 @@ class BarePeers:
         for rank in range(len(self._peers)):
             self._line(rank, deadline)
         start = f"{time.monotonic() + _NOTICE!r}\n".encode()
-        for peer in self._peers:
+        for rank, peer in enumerate(self._peers):
             assert peer.stdin is not None
-            peer.stdin.write(start)
+            try:
+                peer.stdin.write(start)
+            except BrokenPipeError:
+                raise self._failure(rank) from None
         return max(float(self._line(rank, deadline)) for rank in range(len(self._peers)))
 
     def _line(self, rank: int, deadline: float) -> str:
         peer = self._peers[rank]
         assert peer.stdout is not None
-        assert peer.stderr is not None
         if not select([peer.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise BareError(f"the bare {self._arguments[0]} took over {self._patience:g} s: rank {rank} is silent")
         line: bytes = peer.stdout.readline()
         if not line:
-            raise BareError(f"rank {rank} of the bare {self._arguments[0]} failed: {peer.stderr.read().decode()}")
+            raise self._failure(rank)
         return line.decode().strip()
+
+    def _failure(self, rank: int) -> BareError:
+        """Of a peer that has ended, so that all it had to say is there."""
+        peer = self._peers[rank]
+        assert peer.stderr is not None
+        why = peer.stderr.read().decode().strip() or f"it ended with {peer.wait(_PATIENCE)}"
+        return BareError(f"rank {rank} of the bare {self._arguments[0]} failed: {why}")
 
 
 def measure_bare(
