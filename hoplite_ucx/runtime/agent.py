@@ -119,7 +119,7 @@ class Agent:
             memory=profile.memory,
         )
         self.machine = NodeState(node_id(self._identity_number), node_profile)
-        self._settings = Settings()
+        self._workers.inline_limit = Settings().inline_limit
         self._perform: dict[type, Callable[[Any], None]] = {
             ConnectDirectory: self._connect_directory,
             DisconnectDirectory: self._disconnect_directory,
@@ -228,7 +228,7 @@ class Agent:
             return
         if self._directory is session:
             if isinstance(message, Welcome):
-                self._settings = message.settings
+                self._workers.inline_limit = message.settings.inline_limit
             self.dispatch(FromDirectory(message))
 
     def _directory_closed(self, session: Session) -> None:
@@ -270,26 +270,37 @@ class Agent:
 
     def _receive(self, effect: Receive) -> None:
         stream, key = effect.stream, (effect.stream.receiver, effect.stream.number)
-        segment = self._store[effect.segment]
-        self._store.back(segment)
-        sink: Sink = SegmentSink(segment)
-        if effect.part is not None:
-            sink = self._slots[effect.segment].sink(effect.part, effect.offset)
+        sink, stands = self._sink(effect)
+        if stands != effect.offset:
+            self._received(stream, stands, Fault.BROKEN)  # the machine begins again where the bytes are
+            return
         if self._is_me(effect.sender):
             on_closed = partial(self._received, stream, fault=None)
             self._local.receive(key, sink, effect.offset, effect.size, on_closed)
             return
         self._peers.ensure(effect.sender, effect.address)
-        self._transport.receive(
-            identity_of(effect.sender),
-            effect.address,
-            key,
-            sink,
-            offset=effect.offset,
-            size=effect.size,
-            granule=min(effect.granule, MAX_GRANULE),
-            on_closed=partial(self._received, stream),
-        )
+        try:
+            self._transport.receive(
+                identity_of(effect.sender),
+                effect.address,
+                key,
+                sink,
+                offset=effect.offset,
+                size=effect.size,
+                granule=min(effect.granule, MAX_GRANULE),
+                on_closed=partial(self._received, stream),
+            )
+        except ValueError:  # what the sender called its address is none
+            self._received(stream, sink.end(), Fault.BROKEN)
+
+    def _sink(self, effect: Receive) -> tuple[Sink, int]:
+        """Where the stream goes, and how far that has come."""
+        segment = self._store[effect.segment]
+        if effect.part is not None:
+            slot = self._slots[effect.segment]
+            return slot.sink(effect.part), slot.stands_at(effect.part)
+        self._store.back(segment)
+        return SegmentSink(segment), segment.watermark()
 
     def _received(self, stream: StreamId, watermark: int, fault: Fault | None) -> None:
         self._dispatch_soon(ReceiveClosed(stream, watermark, StreamFault.BROKEN if fault is not None else None))
@@ -352,7 +363,7 @@ class Agent:
             self.cluster,
             self.agent_id,
             self._profile.directory,
-            self._settings.inline_limit,
+            self._workers.inline_limit,
             SMALL,
             self._profile.memory,
             self._directory is not None,

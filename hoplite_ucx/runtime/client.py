@@ -27,6 +27,8 @@ from hoplite_ucx.transports import shm
 
 _GRACE = 5.0
 """How much later than the caller's time limit the agent's word may come."""
+_AT_ONCE = 128
+"""Gets of one call that are open at the same time: so much may wait in the agent for a client that is slow to read."""
 
 
 class Client:
@@ -71,10 +73,10 @@ class Client:
         call = connection.next_call()
         small = encoded.size <= self.greeting.small_limit
         data = encoded.to_bytes() if small else None
-        with _Calls(self, connection, call):
+        with _Calls(connection, {call}):
             connection.send(wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout))
             if not small:
-                memory = self._space(connection, call, timeout)
+                memory = self._mine[self._space(connection, call, timeout)].data
                 for watermark in encoded.copy_into(memory):
                     connection.send(wire.PutProgress(call, watermark))
                 connection.send(wire.PutEnd(call))
@@ -89,26 +91,31 @@ class Client:
         call = connection.next_call()
         try:
             connection.send(wire.PutRequest(call, ref, size, layout, None, timeout))
-            memory = self._space(connection, call, timeout)
+            memory = self._mine.pop(self._space(connection, call, timeout)).data
         except BaseException:
             connection.close()
             raise
         return OpenPut(self, connection, call, memory[:size])
 
     def get(self, refs: Sequence[bytes], timeout: float | None) -> list[tuple[memoryview, bytes]]:
-        """The memory and layout of every object, in order; all are fetched at the same time."""
+        """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
         connection = self._connection()
-        calls = {connection.next_call(): index for index in range(len(refs))}
+        deadline = None if timeout is None else time.monotonic() + timeout
         found: dict[int, tuple[memoryview, bytes]] = {}
-        pending = set(calls)
-        with _Calls(self, connection, pending):
-            for call, index in calls.items():
-                connection.send(wire.GetRequest(call, refs[index], timeout))
-            while pending:
+        places: dict[int, int] = {}
+        pending: set[int] = set()
+        with _Calls(connection, pending):
+            while len(found) < len(refs):
+                while len(places) < len(refs) and len(pending) < _AT_ONCE:
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    call = connection.next_call()
+                    connection.send(wire.GetRequest(call, refs[len(places)], left))
+                    places[call] = len(places)
+                    pending.add(call)
                 reply = self._reply(connection, pending, timeout)
                 assert isinstance(reply, wire.Value)
                 pending.discard(reply.call)
-                found[calls[reply.call]] = (self._open(connection, reply), reply.layout)
+                found[places[reply.call]] = (self._open(connection, reply), reply.layout)
         return [found[index] for index in range(len(refs))]
 
     def wait(self, refs: Sequence[bytes], count: int, timeout: float | None) -> tuple[list[bytes], list[bytes]]:
@@ -159,7 +166,7 @@ class Client:
     def _ask(self, make: Any, timeout: float | None) -> wire.Reply:
         connection = self._connection()
         call = connection.next_call()
-        with _Calls(self, connection, call):
+        with _Calls(connection, {call}):
             connection.send(make(call))
             return self._reply(connection, {call}, timeout)
 
@@ -186,8 +193,8 @@ class Client:
 
     # --- memory ------------------------------------------------------------------------------------------------
 
-    def _space(self, connection: Connection, call: int, timeout: float | None) -> memoryview:
-        """Where to write a put's bytes."""
+    def _space(self, connection: Connection, call: int, timeout: float | None) -> int:
+        """The number of the memory for a put's bytes."""
         space = self._reply(connection, {call}, timeout)
         assert isinstance(space, wire.Space)
         if not space.known:
@@ -198,7 +205,7 @@ class Client:
                 raise _no_memory(error) from error
             finally:
                 os.close(fd)
-        return self._mine[space.backing].data
+        return space.backing
 
     def _open(self, connection: Connection, value: wire.Value) -> memoryview:
         if value.data is not None:
@@ -282,7 +289,7 @@ class OpenPut:
 
     def finish(self, timeout: float | None) -> bool:
         try:
-            self._connection.send(wire.PutEnd(self._call))
+            self._connection.send(wire.PutEnd(self._call, shared=True))
             reply = self._client._reply(self._connection, {self._call}, timeout)
         finally:
             self._connection.close()
@@ -295,10 +302,10 @@ class OpenPut:
 
 
 class _Calls:
-    """While calls are open: if the caller leaves early, the agent is told to forget them."""
+    """While calls are open. If one fails, the agent is told to forget the others; if the caller is interrupted, nobody
+    knows how far the conversation has come, and the connection is given up."""
 
-    def __init__(self, client: Client, connection: Connection, calls: int | set[int]) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, calls: set[int]) -> None:
         self._connection = connection
         self._calls = calls
 
@@ -308,9 +315,11 @@ class _Calls:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is None or self._connection.broken:
             return
-        calls = {self._calls} if isinstance(self._calls, int) else self._calls
+        if not isinstance(error, HopliteError):
+            self._connection.close()
+            return
         with suppress(HopliteError):
-            for call in calls:
+            for call in self._calls:
                 self._connection.send(wire.Cancel(call))
 
 

@@ -10,6 +10,7 @@ a dtype is made from its description alone, never by running code.
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
@@ -141,6 +142,7 @@ _EXTENSIONS = ("bfloat16",)
 """Types that numpy knows only when ml_dtypes is there, by name: their `str` says nothing but a width."""
 
 
+@lru_cache(1024)
 def describe_dtype(dtype: np.dtype[Any]) -> Any:
     """A dtype as plain data, or a ValueError that says why it cannot travel."""
     if dtype.hasobject:
@@ -156,11 +158,16 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
 
 def dtype_of(description: Any) -> np.dtype[Any]:
     if isinstance(description, str):
-        if description in _EXTENSIONS:
-            return _extension(description)
-        dtype: np.dtype[Any] = np.dtype(description)
-    else:
-        dtype = np.lib.format.descr_to_dtype(_as_descr(description))
+        return _named_dtype(description)
+    return _without_objects(np.lib.format.descr_to_dtype(_as_descr(description)))
+
+
+@lru_cache(1024)
+def _named_dtype(name: str) -> np.dtype[Any]:
+    return _extension(name) if name in _EXTENSIONS else _without_objects(np.dtype(name))
+
+
+def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.hasobject:
         raise ValueError(f"dtype {dtype} holds Python objects")
     return dtype

@@ -8,6 +8,7 @@ without a word, or forked meanwhile, may still look at it, and it is dropped ins
 How much may be used is the protocol's account. What lies in the pools comes on top of it only up to the same limit.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -110,6 +111,11 @@ class SegmentSink:
         return self._segment.watermark()
 
 
+def _yield_to_others() -> None:
+    """Memory that nobody waits for is made ready when nobody else needs the processor."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
 _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
@@ -125,7 +131,7 @@ class Store:
         self.pooled = 0
         self._free: deque[Backing] = deque()  # oldest first
         self._made = 0
-        self._background = ThreadPoolExecutor(1, "hoplite-prefault")
+        self._background = ThreadPoolExecutor(1, "hoplite-prefault", _yield_to_others)
         self._spares_wanted: set[int] = set()
         self._spares: dict[int, shm.SharedMemory] = {}
         self._spare_lock = threading.Lock()

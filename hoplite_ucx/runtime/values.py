@@ -27,7 +27,7 @@ from hoplite_ucx.runtime.layout import (
     encode_layout,
 )
 
-PIECE = 4 << 20
+PIECE = 2 << 20
 """A put is copied in pieces of about this size; whoever waits for the object gets them one by one."""
 
 _MAX_DEPTH = 64

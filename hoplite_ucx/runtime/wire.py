@@ -54,9 +54,10 @@ class PutProgress(_Request, frozen=True):
 
 
 class PutEnd(_Request, frozen=True):
-    """Every byte is there, and this worker writes no more."""
+    """Every byte is there, and this worker writes no more. `shared`: its user has the memory, and may go on to read."""
 
     call: Number
+    shared: bool = False
 
 
 class Cancel(_Request, frozen=True):

@@ -85,6 +85,7 @@ class Workers:
         self._greeting = greeting
         self._status = status
         self.store: Store
+        self.inline_limit = 0
         self._loop = asyncio.get_running_loop()
         self._listening: socket.socket | None = None
         self._workers: dict[bytes, Worker] = {}
@@ -185,8 +186,8 @@ class Workers:
             case wire.PutProgress(number, watermark):
                 if (segment := self._filling(session, number)) is not None:
                     segment.raise_watermark(min(watermark, segment.size))
-            case wire.PutEnd(number):
-                self._put_end(session, number)
+            case wire.PutEnd(number, shared):
+                self._put_end(session, number, shared)
             case wire.GetRequest(number, ref, timeout):
                 self._dispatch(GetCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.WaitRequest(number, refs, count, timeout):
@@ -216,8 +217,7 @@ class Workers:
         return self._next_call
 
     def _put(self, session: "WorkerSession", put: wire.PutRequest) -> None:
-        greeting = self._greeting()
-        inline = put.data is not None and put.size <= greeting.inline_limit
+        inline = put.data is not None and put.size <= self.inline_limit
         if (put.data is None) != (put.size > SMALL) or (put.data is not None and len(put.data) != put.size):
             detail = f"{len(put.data or b'')} bytes came for an object of {put.size}"
             session.send(wire.Refused(put.call, Failure(FailureKind.INVALID, detail, "correct the call", put.ref)))
@@ -260,12 +260,14 @@ class Workers:
         entry = self._calls.get(call) if call is not None else None
         return entry.segment if entry is not None else None
 
-    def _put_end(self, session: "WorkerSession", number: int) -> None:
+    def _put_end(self, session: "WorkerSession", number: int, shared: bool) -> None:
         call = session.calls.get(number)
         segment = self._filling(session, number)
         if call is None or segment is None:
             return
         self.store.seal(segment)
+        if shared and segment.backing is not None:
+            segment.backing.tainted = True
         segment.raise_watermark(segment.size)
         entry = self._calls[call]
         entry.segment = None

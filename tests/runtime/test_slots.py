@@ -76,7 +76,7 @@ def test_a_stream_and_an_own_part(combiner: Combiner, order: str) -> None:
     own, other = arrays(2)
     parts = [segment(own), None] if order == "own first" else [None, segment(own)]
     output = Output(combiner, parts, own)
-    sink = output.slot.sink(parts.index(None), 0)
+    sink = output.slot.sink(parts.index(None))
     data, at = other.tobytes(), 0
     while at < SIZE:
         at = feed(sink, data, at, SIZE)
@@ -89,7 +89,7 @@ def test_a_part_waits_for_the_one_before_it(combiner: Combiner) -> None:
     """The second stream fills its ring and no more, until the first one comes."""
     own, first, second = arrays(3)
     output = Output(combiner, [segment(own), None, None], own)
-    early, late = output.slot.sink(2, 0), output.slot.sink(1, 0)
+    early, late = output.slot.sink(2), output.slot.sink(1)
     grown = threading.Event()
     early.subscribe(grown.set)
     at = feed(early, second.tobytes(), 0, SIZE)
@@ -106,25 +106,19 @@ def test_a_part_waits_for_the_one_before_it(combiner: Combiner) -> None:
 def test_a_stream_that_ends_early_resumes_at_what_was_combined(combiner: Combiner) -> None:
     own, first, second = arrays(3)
     output = Output(combiner, [segment(own), None, None], own)
-    one, two = output.slot.sink(1, 0), output.slot.sink(2, 0)
+    one, two = output.slot.sink(1), output.slot.sink(2)
     feed(one, first.tobytes(), 0, 1_000_003)
     feed(two, second.tobytes(), 0, 2_000_005)
     assert two.end() == two.watermark() <= 1_000_003
     stands = one.end()
     assert stands == 1_000_003 // 8 * 8
     for part, data in ((1, first), (2, second)):
-        sink = output.slot.sink(part, stands if part == 1 else two.watermark())
+        assert output.slot.stands_at(part) == (stands if part == 1 else two.watermark())
+        sink = output.slot.sink(part)
         at = sink.watermark()
         while at < SIZE:
             at = feed(sink, data.tobytes(), at, SIZE)
     assert np.array_equal(output.array(), (own + first) + second)
-
-
-def test_a_stream_must_begin_where_its_part_stands(combiner: Combiner) -> None:
-    own = arrays(1)[0]
-    output = Output(combiner, [segment(own), None], own)
-    with pytest.raises(ValueError, match="stands at 0"):
-        output.slot.sink(1, 8)
 
 
 def test_a_part_that_comes_at_once(combiner: Combiner) -> None:
@@ -137,7 +131,7 @@ def test_a_part_that_comes_at_once(combiner: Combiner) -> None:
 def test_a_closed_slot_writes_no_more(combiner: Combiner) -> None:
     own, other = arrays(2)
     output = Output(combiner, [segment(own), None], own)
-    sink = output.slot.sink(1, 0)
+    sink = output.slot.sink(1)
     feed(sink, other.tobytes(), 0, 1 << 20)
     output.slot.close()
     before = bytes(output.segment.memory)
@@ -167,7 +161,7 @@ def test_a_slot_fed_from_its_own_node(combiner: Combiner) -> None:
     streams = LocalStreams(combiner.executor)
     received, served = threading.Event(), threading.Event()
     ends: list[int] = []
-    streams.receive((1, 1), output.slot.sink(1, 0), 0, SIZE, lambda end: (ends.append(end), received.set()))
+    streams.receive((1, 1), output.slot.sink(1), 0, SIZE, lambda end: (ends.append(end), received.set()))
     streams.serve((1, 1), segment(other), served.set)
     assert received.wait(10)
     assert served.wait(10)
@@ -187,6 +181,6 @@ def test_a_local_stream_is_cancelled(combiner: Combiner) -> None:
     output = Output(combiner, [segment(own), None], own)
     streams = LocalStreams(combiner.executor)
     received = threading.Event()
-    streams.receive((1, 3), output.slot.sink(1, 0), 0, SIZE, lambda _: received.set())
+    streams.receive((1, 3), output.slot.sink(1), 0, SIZE, lambda _: received.set())
     streams.cancel((1, 3))
     assert received.wait(5)
