@@ -152,6 +152,7 @@ class Join(_ToDirectory, frozen=True):
     down: Rate
     streams_in: Annotated[int, Meta(ge=1)]
     streams_out: Annotated[int, Meta(ge=1)]
+    members: Number = 0
     copies: Annotated[tuple[Copy, ...], Meta(max_length=_MAX_LIST)] = ()
     partials: Annotated[tuple[Partial, ...], Meta(max_length=_MAX_LIST)] = ()
     producing: Annotated[tuple[Copy, ...], Meta(max_length=_MAX_LIST)] = ()
@@ -303,6 +304,7 @@ class Welcome(_ToNode, frozen=True):
     incarnation: Number
     cluster: Text
     settings: Settings
+    members: Number = 0
 
 
 class Fenced(_ToNode, frozen=True):
@@ -312,7 +314,9 @@ class Fenced(_ToNode, frozen=True):
 
 
 class Alive(_ToNode, frozen=True):
-    """The answer to a heartbeat."""
+    """The answer to a heartbeat. How many `members` there are tells a successor when it has heard them all."""
+
+    members: Number = 0
 
 
 class PutAccepted(_ToNode, frozen=True):

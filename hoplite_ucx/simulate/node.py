@@ -61,9 +61,6 @@ if TYPE_CHECKING:
     from hoplite_ucx.simulate.cluster import VirtualCluster
 
 
-_NOTHING_NEW = FromDirectory(Alive())
-
-
 class Segment:
     """Memory in use by one holding: contents that outlive it, a watermark that does not."""
 
@@ -137,7 +134,7 @@ class VirtualNode:
             self._held.append(event)
             return
         self._apply(self.machine.handle(event, self.clock.now))
-        if event != _NOTHING_NEW:
+        if not (isinstance(event, FromDirectory) and isinstance(event.message, Alive)):  # there is nothing new
             self.cluster.after_event(self.machine)
 
     def _apply(self, effects: list[NodeEffect]) -> None:

@@ -225,7 +225,7 @@ class Oracle:
             needed = call.event.count if isinstance(call.event, WaitCall) else 1
             trees = [records[ref].broadcast for ref in refs if ref in records]
             present = sum(tree is not None and tree.has_root() for tree in trees)
-            unheard = isinstance(call.event, GetCall | WaitCall) and self._never_reduced(refs)
+            unheard = isinstance(call.event, GetCall | WaitCall | ContributorsCall) and self._never_reduced(refs)
             if present >= needed or not (self._cluster.shape.tight or unheard):
                 raise BrokenPromiseError(f"{call.event} at {call.node.host} never ended", refs[0])
 

@@ -187,12 +187,14 @@ class Directory:
             member = self.members.join(join, self.world.now)
             if "sweep" not in self.world.timers:
                 self._set_sweep()
-            self.world.send(node, Welcome(self.incarnation, self.cluster, self.settings))
+            self.world.send(node, Welcome(self.incarnation, self.cluster, self.settings, len(self.members)))
             known = self._joining.reconcile(member, join)
             self._repeat_calls(member, join)
             for record in [*known, *(self.records[ref] for ref in member.refs)]:
                 self.objects.settle(record)
             self.world.supply_changed()
+            if self.world.recovering and self._recovery.heard_all():
+                self._end_recovery()
 
     def _repeat_calls(self, member: Member, join: Join) -> None:
         """What the node still waits for is asked anew: the answers may have been lost."""
@@ -214,7 +216,7 @@ class Directory:
         self._remove_member(member, "left", fence=True)
 
     def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
-        self.world.send(member.node, Alive())
+        self.world.send(member.node, Alive(len(self.members)))
         for progress in heartbeat.progress:
             record = self.records.get(progress.version.ref)
             if record is not None and record.broadcast and record.broadcast.version == progress.version:
@@ -246,6 +248,7 @@ class Directory:
     def _end_recovery(self) -> None:
         """Everybody had the time to come: decide, and do what had to wait."""
         recovery = self._recovery
+        self.world.timers.cancel("recover")
         recovery.decide(lambda host, reduce: self._remember_reduction(host, reduce, survivor=True))
         self.world.recovering = False
         for ref, member in recovery.tombstones.items():

@@ -1,11 +1,11 @@
 """How a new directory learns from the nodes of an earlier one what there is.
 
 The directory's state is soft: nodes announce the versions they hold, what they receive and from whom, their slots, what
-they asked for and what they deleted. For one lease after its start the directory only listens: copies, streams and
-slots are taken up as they are announced, and gets are served from them, but nothing is declared lost, no source is
-replaced, no put begins a version and nothing is deleted. Then it decides: slots that are a whole go on as they were,
-what is left of others ends, streams whose senders did not come are placed anew, and what had to wait is done. A running
-stream never notices.
+they asked for and what they deleted. For one lease after its start, or until as many have come as there were, the
+directory only listens: copies, streams and slots are taken up as they are announced, and gets are served from them, but
+nothing is declared lost, no source is replaced, no put begins a version and nothing is deleted. Then it decides: slots
+that are a whole go on as they were, what is left of others ends, streams whose senders did not come are placed anew,
+and what had to wait is done. A running stream never notices.
 
 Numbers and versions of an incarnation are above those of every earlier one, so that "the newest wins" still holds. A
 node that comes later keeps what is decided and nowhere else; the rest it is told to drop.
@@ -29,12 +29,15 @@ class Recovery:
         self.tombstones: dict[bytes, Member] = {}
         self.deletes: list[tuple[NodeId, Delete]] = []
         self.asks: list[tuple[NodeId, Ask]] = []
+        self._expected = (0, 0)  # the last directory that anybody knew, and how many nodes it had
+        self._heard: set[NodeId] = set()
 
     def reset(self) -> None:
         self._slots.clear()
         self.tombstones.clear()
         self.deletes.clear()
         self.asks.clear()
+        self._heard.clear()
 
     # --- while nodes are heard ---------------------------------------------------------------------------------
 
@@ -46,9 +49,15 @@ class Recovery:
             if partial.number or not partial.into:  # else it does not know itself what it waits for
                 self._objects.revive(member, partial, sealed=partial.sealed, origin=partial.origin)
         if self._world.recovering:
+            self._expected = max(self._expected, (join.incarnation, join.members))
+            self._heard.add(member.node)
             for report in join.slots:
                 self._hear_slot(member, report)
             self.tombstones |= dict.fromkeys(join.tombstones, member)
+
+    def heard_all(self) -> bool:
+        """Whether as many have come as there were."""
+        return len(self._heard) >= self._expected[1] > 0
 
     def _hear_slot(self, member: Member, report: SlotReport) -> None:
         """Of two nodes that were given the same slot the later one has it."""
@@ -91,6 +100,7 @@ class Recovery:
 
     def forget(self, member: Member) -> None:
         """The node is gone, or announces itself anew."""
+        self._heard.discard(member.node)
         for slots in self._slots.values():
             for ref in [ref for ref, (_, host) in slots.items() if host is member]:
                 del slots[ref]

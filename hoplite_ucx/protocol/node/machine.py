@@ -101,6 +101,7 @@ class NodeState:
         self.reducing = Reducing(self._context, self.memory, self.serving, self.fetching)
         self.calls = Calls(self._context, self.memory, self.serving, self.fetching)
         self._incarnation = 0
+        self._members = 0  # of the cluster, as the directory said last
         self._failures_to_connect = 0
         self._directory_heard = 0.0
         self._beat_due = 0.0
@@ -196,6 +197,7 @@ class NodeState:
                 profile.down,
                 profile.streams_in,
                 profile.streams_out,
+                self._members,
                 copies=tuple(
                     Copy(version, holding.size, holding.layout, holding.sealed, holding.origin)
                     for version, holding in self.memory.holdings.items()
@@ -233,6 +235,7 @@ class NodeState:
             return
         self.refusal = None
         self._incarnation = welcome.incarnation
+        self._members = welcome.members
         self._context.settings = welcome.settings
         self._failures_to_connect = 0
 
@@ -287,8 +290,8 @@ class NodeState:
     def _on_directory_message(self, message: ToNode) -> None:
         self._directory_heard = self._context.now
         match message:
-            case Alive():
-                pass
+            case Alive(members):
+                self._members = members
             case Place():
                 self.fetching.place(message)
             case Inline():
