@@ -177,7 +177,7 @@ class Store:
             else:
                 self._free.append(backing)
                 self.pooled += backing.capacity
-                self._trim(0)
+                self._trim()
         return segment
 
     def worker_left(self, worker: bytes) -> None:
@@ -217,7 +217,7 @@ class Store:
                 self._free.remove(backing)
                 self.pooled -= backing.capacity
                 return backing
-        self._trim(capacity)
+        self._trim()
         with self._spare_lock:
             shared = self._spares.pop(capacity, None)
         if shared is None:
@@ -230,9 +230,9 @@ class Store:
             backing.sealed = True
         return backing
 
-    def _trim(self, wanted: int) -> None:
-        """Let the oldest pooled memory go until what is used, pooled and wanted is within the limit."""
-        while self._free and self.used + self.pooled + wanted > self._limit:
+    def _trim(self) -> None:
+        """Let the oldest pooled memory go until what is used and pooled is within the limit."""
+        while self._free and self.used + self.pooled > self._limit:
             backing = self._free.popleft()
             self.pooled -= backing.capacity
             self._drop(backing)

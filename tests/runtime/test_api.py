@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -42,6 +43,15 @@ def test_several_at_once_and_in_order() -> None:
     assert [value[0] for value in hoplite.get(refs)] == [0, 1, 2, 3, 4]
     assert [value[0] for value in hoplite.gather(refs[::-1])] == [4, 3, 2, 1, 0]
     assert hoplite.get([]) == []
+
+
+def test_a_long_list() -> None:
+    refs = [hoplite.put(index) for index in range(500)]
+    assert hoplite.get(refs, timeout=20) == list(range(500))
+    ready, rest = hoplite.wait(refs, count=500, timeout=20)
+    assert ready == refs
+    assert not rest
+    hoplite.delete(refs)
 
 
 def test_one_that_is_missing_fails_the_list() -> None:
@@ -161,6 +171,15 @@ def test_create_and_seal(size: int) -> None:
         draft.seal()
 
 
+def test_a_drafts_array_stays_what_it_was() -> None:
+    draft = hoplite.create(BIG)
+    draft.array[:] = 1
+    hoplite.delete(draft.seal())
+    for value in range(4):
+        hoplite.delete(hoplite.put(np.full(BIG, value + 5.0)))
+    assert (draft.array == 1).all()
+
+
 @pytest.mark.parametrize("size", [10, BIG])
 def test_a_draft_that_fails_is_given_up(size: int) -> None:
     ref = hoplite.new_ref()
@@ -270,6 +289,19 @@ def test_what_a_forked_child_maps_is_not_written_to() -> None:
             hoplite.put(np.full(BIG, 5.0 + value))
     os.close(tell)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_interrupted_call_leaves_nothing_behind() -> None:
+    """A signal in the middle of a get: the next calls of this thread work, and do not see its answer."""
+    ref = hoplite.new_ref()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        hoplite.get(ref, timeout=20)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    hoplite.put("late", ref=ref)
+    assert hoplite.get(hoplite.put("next"), timeout=10) == "next"
+    assert hoplite.get(ref, timeout=10) == "late"
 
 
 # --- bad input --------------------------------------------------------------------------------------------------
