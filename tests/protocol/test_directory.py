@@ -718,7 +718,7 @@ def test_heartbeats_are_answered_and_tell_how_far_streams_have_come() -> None:
     d, _ = chain_of_three()
     d.now = 0.1
     d.tell("B", Heartbeat((Progress(V, 8 * MIB), Progress(version(7), 1))))
-    assert d.heard("B") == [Alive(members=3)]
+    assert d.heard("B") == [Alive(members=4)]
     assert d.receiver("B", 1).watermark == 8 * MIB
     finish = 0.1 + (LARGE - 8 * MIB) / RATE
     assert d.broadcast(1).pool.locations[d["B"]].finish == pytest.approx(finish)
