@@ -56,23 +56,26 @@ def _defined(op: Operation, dtype: np.dtype[Any]) -> bool:
     return True
 
 
-class Kernel:
-    """Combines ranges of an object of `size` bytes. What has no meaning becomes zeros: whoever gets it is told why."""
+_ANY_SIZE = 1 << 62
 
-    def __init__(self, layout: bytes, size: int, op: Operation) -> None:
-        self.size = size
+
+class Kernel:
+    """Combines ranges of an object, or of a piece of one that begins at `offset`. What has no meaning becomes zeros:
+    whoever gets it is told why."""
+
+    def __init__(self, layout: bytes, op: Operation, offset: int = 0) -> None:
         self._ufunc = _UFUNCS[op]
         self._runs: list[tuple[int, int, np.dtype[Any]]] = []
         try:
-            decoded = decode_layout(layout, size)
+            decoded = decode_layout(layout, _ANY_SIZE)
             self.problem = problem(decoded, op)
         except HopliteError as error:
             self.problem = str(error)
         else:
             if self.problem is None:
                 leaves = sorted(leaves_of(decoded), key=lambda leaf: leaf.offset)
-                spans = [(leaf.offset, leaf.offset + leaf.nbytes(), leaf.numpy_dtype()) for leaf in leaves]
-                self._runs = [span for span in spans if span[1] > span[0]]
+                spans = [(leaf.offset - offset, leaf.nbytes(), leaf.numpy_dtype()) for leaf in leaves]
+                self._runs = [(start, start + length, dtype) for start, length, dtype in spans if length]
         self._starts = [start for start, _, _ in self._runs]
 
     def floor(self, position: int) -> int:
@@ -104,7 +107,7 @@ class Kernel:
 def combine_bytes(layout: bytes, op: Operation, parts: tuple[bytes, ...]) -> bytes:
     """Combine small objects, in order."""
     size = len(parts[0])
-    kernel = Kernel(layout, size, op)
+    kernel = Kernel(layout, op)
     arrays = [np.frombuffer(part, np.uint8) for part in parts]
     if len(arrays) == 1:
         return parts[0]

@@ -77,10 +77,13 @@ class Slot:
         op: Operation,
         parts: list[Segment | None],
         on_combined: Callable[[], None],
+        *,
+        offset: int = 0,
     ) -> None:
+        """`offset` is where the segment's first byte lies in the object that the layout describes."""
         self.segment = segment
         self._combiner = combiner
-        self._kernel = Kernel(layout, segment.size, op)
+        self._kernel = Kernel(layout, op, offset)
         self._parts = [Part(index, part) for index, part in enumerate(parts)]
         self._on_combined = on_combined
         self._lock = threading.Lock()

@@ -56,6 +56,7 @@ class Segment:
         self.array: Bytes = _NOTHING
         self.memory = memoryview(b"")
         self._watermark = 0
+        self._missing = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._lock = threading.Lock()
 
@@ -73,6 +74,18 @@ class Segment:
             for listener in self._listeners:
                 listener()
 
+    def expect(self, size: int) -> None:
+        """So many bytes will come through a piece."""
+        with self._lock:
+            self._missing += size
+
+    def filled(self, size: int) -> None:
+        with self._lock:
+            self._missing -= size
+            whole = not self._missing
+        if whole:
+            self.raise_watermark(self.size)
+
     def window(self, offset: int, length: int) -> memoryview:
         """As a source: bytes that are final."""
         return self.memory[offset : min(offset + length, self._watermark)]
@@ -84,6 +97,26 @@ class Segment:
     def unsubscribe(self, risen: Callable[[], None]) -> None:
         with self._lock:
             self._listeners = tuple(listener for listener in self._listeners if listener != risen)
+
+
+class Piece(Segment):
+    """A segment that shares the bytes of another, with a watermark of its own. When every byte that was to come through
+    pieces is final, so is the whole."""
+
+    def __init__(self, number: int, whole: Segment, offset: int, size: int) -> None:
+        super().__init__(number, size)
+        self.offset = offset
+        self._whole = whole
+        self.array = whole.array[offset : offset + size]
+        self.memory = whole.memory[offset : offset + size]
+        self._watermark = min(size, max(0, whole.watermark() - offset))
+        whole.expect(size - self._watermark)
+
+    def raise_watermark(self, watermark: int) -> None:
+        before = self._watermark
+        super().raise_watermark(watermark)
+        if self._watermark > before:
+            self._whole.filled(self._watermark - before)
 
 
 class SegmentSink:
@@ -140,12 +173,18 @@ class Store:
         self.segments[number] = Segment(number, size)
         self.used += size
 
+    def window(self, number: int, of: int, offset: int, size: int) -> None:
+        """A segment that is a piece of another one; it takes no memory of its own."""
+        whole = self.segments[of]
+        self.back(whole)
+        self.segments[number] = Piece(number, whole, offset, size)
+
     def __getitem__(self, number: int) -> Segment:
         return self.segments[number]
 
     def back(self, segment: Segment) -> None:
         """Give a segment memory that this process fills. Without descriptors it is memory that workers cannot map."""
-        if segment.backing is not None:
+        if segment.backing is not None or isinstance(segment, Piece):
             return
         try:
             segment.back(self._small(segment.size) if segment.size <= SMALL else self._take(segment.size, None))
@@ -169,6 +208,8 @@ class Store:
 
     def free(self, number: int) -> Segment:
         segment = self.segments.pop(number)
+        if isinstance(segment, Piece):
+            return segment
         self.used -= segment.size
         backing = segment.backing
         if backing is not None and backing.shared is not None:

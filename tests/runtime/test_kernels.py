@@ -98,7 +98,7 @@ def test_any_cut_gives_the_same_tree(cuts: list[int]) -> None:
     tree = [np.arange(101.0), np.arange(7, dtype="i2"), np.arange(250, dtype="c8"), np.arange(3, dtype="u1")]
     encoded = values.encode(tree)
     data = np.frombuffer(encoded.to_bytes(), np.uint8)
-    kernel = Kernel(encoded.layout, encoded.size, Operation.SUM)
+    kernel = Kernel(encoded.layout, Operation.SUM)
     out = np.zeros(encoded.size, np.uint8)
     done = 0
     for cut in [*sorted(min(cut, encoded.size) for cut in cuts), encoded.size]:
@@ -109,3 +109,18 @@ def test_any_cut_gives_the_same_tree(cuts: list[int]) -> None:
     assert done == encoded.size
     for leaf, result in zip(tree, values.decode(memoryview(out.tobytes()), encoded.layout), strict=True):
         assert np.array_equal(result, leaf + leaf)
+
+
+@pytest.mark.parametrize("offset", [0, 64, 832, 896, 1024])
+def test_a_piece_of_a_tree(offset: int) -> None:
+    """A stripe begins anywhere at a multiple of the alignment, in the middle of a leaf too."""
+    tree = [np.arange(101.0), np.arange(7, dtype="i2"), np.arange(250, dtype="c8")]
+    encoded = values.encode(tree)
+    data = np.frombuffer(encoded.to_bytes(), np.uint8)
+    whole, piece = np.zeros(encoded.size, np.uint8), np.zeros(encoded.size - offset, np.uint8)
+    Kernel(encoded.layout, Operation.SUM).combine(whole, data, data, 0, encoded.size)
+    kernel = Kernel(encoded.layout, Operation.SUM, offset)
+    middle = kernel.floor(len(piece) // 2)
+    kernel.combine(piece, data[offset:], data[offset:], 0, middle)
+    kernel.combine(piece, data[offset:], data[offset:], middle, len(piece))
+    assert np.array_equal(piece, whole[offset:])

@@ -189,3 +189,23 @@ def test_listeners_hear_of_each_rise(fixture: Fixture) -> None:
     assert heard == [10, 20]
     assert bytes(segment.window(25, 100)) == bytes(segment.array[25:30])
     assert isinstance(segment.array, np.ndarray)
+
+
+def test_pieces_share_memory_and_make_a_whole(fixture: Fixture) -> None:
+    whole = fixture.own()
+    fixture.store.window(100, whole.number, 0, 1000)
+    fixture.store.window(101, whole.number, 1000, SIZE - 1000)
+    used = fixture.store.used
+    first, second = fixture.store[100], fixture.store[101]
+    second.memory[:3] = b"xyz"
+    assert bytes(whole.memory[1000:1003]) == b"xyz"
+    second.raise_watermark(SIZE - 1000)
+    assert whole.watermark() == 0
+    first.raise_watermark(400)
+    first.raise_watermark(1000)
+    assert whole.watermark() == SIZE
+    fixture.store.window(102, whole.number, 10, 20)
+    assert fixture.store[102].watermark() == 20
+    for number_of_piece in (100, 101, 102):
+        fixture.store.free(number_of_piece)
+    assert fixture.store.used == used
