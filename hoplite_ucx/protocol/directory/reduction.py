@@ -588,6 +588,8 @@ class Reduction:
             self.record.waiting.pop(node, None)
         for node in broadcast.nodes():
             self._world.send(node, Sealed(broadcast.version, origin))
+        if self.root is not None and self.root.host is not None:
+            self._stop_feeding(self.root, self.root.host)  # of an empty object nothing need have come
         self.record.reduction = self.record.slot = None
         self._world.timers.cancel(("reduce", self.record.ref))
         self._drop_slots(keep=self.record.ref)

@@ -118,6 +118,7 @@ class Reducing:
             if slot.holding is None or slot.holding.phase is not Phase.COMPLETE:
                 return
             del self.slots[version.ref]
+            self._fetching.stop_feeding(version.ref)
             self._free_parts(slot)
         self._fetching.sealed(version, origin)
 
