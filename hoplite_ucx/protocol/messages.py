@@ -349,7 +349,11 @@ class Place(_ToNode, frozen=True):
 
 
 class Bind(_ToNode, frozen=True):
-    """Combine these parts, in this order, into a version of your own. The newest number wins."""
+    """Combine these parts, in this order, into a version of your own. The newest number wins.
+
+    Combine only from `start` on: whoever pulls has what is below. `resume`: you were getting the version yourself and
+    have received it as far as `start`; that stays, and you will have all of it.
+    """
 
     version: Version
     number: Number
@@ -360,6 +364,8 @@ class Bind(_ToNode, frozen=True):
     target: Ref
     spec: Reduce | None = None
     """What the slot is for: some slots of every reduction carry it, in case the directory is lost."""
+    start: Bytes = 0
+    resume: bool = False
 
 
 class CombineInline(_ToNode, frozen=True):
