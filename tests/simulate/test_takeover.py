@@ -57,5 +57,4 @@ def test_the_root_is_taken_over_where_its_getter_is(copy: int, part: float | Non
     assert isinstance(get.answer, Got)
     assert get.ended is not None
     assert cluster.wrong_bytes(get, cluster.provenance.combined(put.token for put in puts)) is None
-    print(copy, part, (get.ended - get.began) / TRANSFER)
     assert get.ended - get.began <= 1.06 * TRANSFER

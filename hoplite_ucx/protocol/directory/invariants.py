@@ -412,7 +412,8 @@ def _check_nothing_undone(
         assert not gone, f"{name}: {_refs(gone)} are gone, and {short(spare)} could replace them"
     for ref in changed:
         assert not directory.objects.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
-    for slot in _needed(reduction):
+    # With too few sources left it waits for those who may turn out to have the target, and binds nothing.
+    for slot in _needed(reduction) if reduction._could_finish() else ():
         broadcast = directory.records[slot.ref].broadcast
         if slot.host is not None or (broadcast is not None and not broadcast.is_lost()):
             continue  # it is on its way, it has a copy, or those who pull from it have yet to report
@@ -448,8 +449,7 @@ def _needed(reduction: Reduction) -> list[Slot]:
     slots = reduction.slots
     found = [reduction.root] if reduction.root is not None else [slots[t] for t, _ in reduction._terms if t in slots]
     for slot in found:
-        taken = slot.consumed if slot.bound else ()
-        found.extend(slots[part] for part in slot.parts if part in slots and part not in taken)
+        found.extend(slots[part] for part in slot.parts if part in slots and not reduction.has_taken(slot, part))
     return found
 
 

@@ -27,6 +27,7 @@ from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version, label, short
 from hoplite_ucx.protocol.messages import (
+    BIND_ALIGNMENT,
     Bind,
     CombinedInline,
     CombineInline,
@@ -213,7 +214,7 @@ class Reduction:
             record.slot, record.reduction = slot, self
             assert slot.host is not None
             for part in slot.parts:
-                if part not in slot.consumed and self._objects.feed(part, slot.host, ref):
+                if part not in slot.consumed and self._objects.feed(part, slot.host, ref, slot.start):
                     slot.consumed.add(part)
         self._terms = [(ref, slot.height) for ref, slot in slots.items() if slot.parent is None and slot is not root]
         return True
@@ -222,6 +223,7 @@ class Reduction:
         parts = [version.ref for version in report.bind.parts]
         slot = Slot(report.bind.version.ref, parts, 1, host.node, version=report.bind.version, host=host)
         slot.number, slot.bound = report.bind.number, True
+        slot.start, slot.lacks = report.bind.start, report.bind.lacks
         slot.consumed = set(parts) - {version.ref for version in report.missing}
         return slot
 
@@ -294,10 +296,14 @@ class Reduction:
         return False
 
     def _has_all_of(self, slot: Slot, part: bytes) -> bool:
+        """Whether nobody needs the part any more for what the slot makes."""
+        return self.has_taken(slot, part) and self.is_above(slot, slot.lacks)
+
+    def has_taken(self, slot: Slot, part: bytes) -> bool:
         """Whether the slot's host needs the part no more. Of a slot that runs beside it, it needs what is to come."""
         child = self.slots.get(part)
         grows_beside = child is not None and child.host is slot.host and not self._objects.has_copy(part)
-        return slot.bound and part in slot.consumed and not grows_beside and self.is_above(slot, slot.lacks)
+        return slot.bound and part in slot.consumed and not grows_beside
 
     def is_above(self, slot: Slot, end: int) -> bool:
         """Whether all of the slot's output below `end` is in the slots above it, and will not be asked for again."""
@@ -489,7 +495,7 @@ class Reduction:
         parts_ready = True
         for part in slot.parts:
             child = self.slots.get(part)
-            if slot.bound and part in slot.consumed:
+            if self.has_taken(slot, part):
                 continue
             if child is not None:
                 self._ensure(child)
@@ -520,7 +526,7 @@ class Reduction:
             return 0
         broadcast = self._objects.record(slot.ref).broadcast
         if broadcast is not None and broadcast.receivers:
-            return broadcast.lowest()
+            return _aligned(broadcast.lowest())
         return 0 if slot.parent.bound else self._begins_at(slot.parent)
 
     def _bind(self, slot: Slot) -> None:
@@ -545,8 +551,8 @@ class Reduction:
         slot.host = host
         slot.number = self._world.next_number()
         received = self._received(slot, host)
-        slot.lacks = 0 if received else self._lowest_needed(slot)
-        slot.start = received or slot.lacks
+        slot.start = received or self._lowest_needed(slot)
+        slot.lacks = 0 if received else slot.start
         self._objects.involve(self._objects.record(slot.ref), host)
         parts = tuple(self._objects.version_of(part) for part in slot.parts)
         self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
@@ -589,7 +595,7 @@ class Reduction:
         """How much of the slot's output the node has because it was getting it."""
         broadcast = self._objects.record(slot.ref).broadcast
         receiver = broadcast.receivers.get(member.node) if broadcast is not None else None
-        return receiver.watermark if receiver is not None else 0
+        return _aligned(receiver.watermark) if receiver is not None else 0
 
     def _choose_host(self, slot: Slot) -> Member | None:
         """Who has the least to pull; among equals the node that the slot was made for, then the one with most of its
@@ -722,3 +728,8 @@ class Reduction:
                 self._objects.forget_slot(slot.ref)
         self.slots.clear()
         self.root = None
+
+
+def _aligned(watermark: int) -> int:
+    """Where a slot can begin: not within an element of any dtype."""
+    return watermark - watermark % BIND_ALIGNMENT

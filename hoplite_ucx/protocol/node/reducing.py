@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hoplite_ucx.protocol.events import Combine, CombineBytes, Fill
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import (
+    BIND_ALIGNMENT,
     Bind,
     Bound,
     CombinedInline,
@@ -69,11 +70,12 @@ class Reducing:
         """Make the rest of what was being received, in place."""
         bind = slot.bind
         holding = self._fetching.received_of(bind.version)
-        if holding is None or holding.watermark != bind.start:
+        if holding is None or not 0 <= holding.watermark - bind.start < BIND_ALIGNMENT:
             self._denied(slot)  # let go of meanwhile
             return
         self._fetching.hand_over(bind.version)
         holding.phase = Phase.REDUCING
+        holding.watermark = bind.start
         self._combine(slot, holding)
 
     def _granted(self, slot: Slot) -> None:
