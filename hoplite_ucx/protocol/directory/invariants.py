@@ -203,7 +203,9 @@ def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams)
             assert key in locations, f"{version}: {_who(key)} streams but is not in the pool"
         assert sender in locations, f"{version}: {_who(key)}'s sender {label(sender)} is not in the pool"
         served = sender != broadcast.producer or receiver.watermark >= broadcast.start
-        assert served, f"{version}: {_who(key)} needs what is below {broadcast.start}, {label(sender)} has nothing there"
+        assert served, (
+            f"{version}: {_who(key)} needs what is below {broadcast.start}, {label(sender)} has nothing there"
+        )
         location = locations[sender]
         assert key in location.children, f"{version}: {label(sender)} does not list its child {_who(key)}"
         streaming += 1

@@ -511,7 +511,7 @@ class Reduction:
         return broadcast is None or broadcast.is_lost()
 
     def _begins_at(self, slot: Slot) -> int:
-        """Where the slot's host begins, or would begin if there were one. It is a guess only as long as nobody pulls."""
+        """Where the slot's host begins, or would if there were one. It is a guess only as long as nobody pulls."""
         if slot.host is not None:
             return slot.start
         if slot is self.root:
@@ -585,7 +585,7 @@ class Reduction:
         return ahead > 0 and max(lacking, 1) * (self._size - ahead) < alone
 
     def _split(self, root: Slot) -> None:
-        """The root's parts go into a new slot, and that alone into the root: the same bytes, and so the same version."""
+        """The root's parts go into a new slot, and that alone into the root: the same bytes, so the same version."""
         self._world.tell(self.record.ref, "its parts are combined for a getter that has a part of it")
         below = Slot(self._slot_ref(), root.parts, root.height, root.prefers, parent=root)
         root.parts, root.height = [below.ref], root.height + 1
