@@ -348,8 +348,16 @@ class Place(_ToNode, frozen=True):
     into: Into = NO_SLOT
 
 
+BIND_ALIGNMENT = 16
+"""The largest element of any dtype: a slot begins at a multiple of it."""
+
+
 class Bind(_ToNode, frozen=True):
-    """Combine these parts, in this order, into a version of your own. The newest number wins."""
+    """Combine these parts, in this order, into a version of your own. The newest number wins.
+
+    Combine only from `start` on: whoever pulls has what is below. `resume`: you were getting the version yourself and
+    have received it as far as `start`, or a few bytes more; that stays, and you will have all of it.
+    """
 
     version: Version
     number: Number
@@ -360,6 +368,13 @@ class Bind(_ToNode, frozen=True):
     target: Ref
     spec: Reduce | None = None
     """What the slot is for: some slots of every reduction carry it, in case the directory is lost."""
+    start: Bytes = 0
+    resume: bool = False
+
+    @property
+    def lacks(self) -> int:
+        """The host will have nothing below this."""
+        return 0 if self.resume else self.start
 
 
 class CombineInline(_ToNode, frozen=True):

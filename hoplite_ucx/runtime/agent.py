@@ -343,7 +343,9 @@ class Agent:
         self._store.back(segment)
         parts = [None if part is None else self._store[part] for part in effect.parts]
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
-        self._slots[effect.segment] = Slot(self._combiner, segment, effect.layout, effect.op, parts, on_combined)
+        self._slots[effect.segment] = Slot(
+            self._combiner, segment, effect.layout, effect.op, parts, on_combined, effect.start
+        )
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
         def work() -> None:

@@ -55,13 +55,12 @@ class Combiner:
 class Part:
     """One part of a slot: memory that is here (a segment, or bytes that came at once), or what streams in."""
 
-    def __init__(self, index: int, segment: Segment | None) -> None:
+    def __init__(self, index: int, segment: Segment | None, start: int) -> None:
         self.index = index
         self.segment = segment
         self.memory: Bytes | None = segment.array if segment is not None else None
         self.ring: Bytes | None = None
-        self.received = 0
-        self.combined = 0
+        self.received = self.combined = start
         self.sink: PartSink | None = None
 
     def available(self) -> int:
@@ -78,17 +77,19 @@ class Slot:
         parts: list[Segment | None],
         on_combined: Callable[[], None],
         *,
+        start: int = 0,
         offset: int = 0,
     ) -> None:
         """`offset` is where the segment's first byte lies in the object that the layout describes."""
         self.segment = segment
         self._combiner = combiner
         self._kernel = Kernel(layout, op, offset)
-        self._parts = [Part(index, part) for index, part in enumerate(parts)]
+        self._parts = [Part(index, part, start) for index, part in enumerate(parts)]
         self._on_combined = on_combined
         self._lock = threading.Lock()
         self._dirty = False
         self._done = False
+        segment.raise_watermark(start)
         for part in self._parts:
             if part.segment is not None:
                 part.segment.subscribe(self._advance_soon)

@@ -97,6 +97,9 @@ class Chaos:
         self._stormy = rng.random() < 0.8
         ambush = rng.choice([*Ambush, Ambush.PLACEMENT, Ambush.DIRECTORY])
         self._ambush = ambush if self._stormy and rng.random() < 0.6 else None
+        if self._ambush is Ambush.SLOT:
+            self._largest = 12 * self._granule  # long enough to die in the middle, with room for other copies
+            tight = False
         shape = Shape(
             nodes=self._nodes,
             bandwidth=_BANDWIDTH,
@@ -106,7 +109,7 @@ class Chaos:
             memory=int(self._largest * rng.choice((1.2, 2.5, 4))) if tight else 1 << 40,
             streams=rng.choice((1, 2, 4, 256)),
             # A transfer's ambush hurts most where memory is taken again at once, and streams are slow to close.
-            put_rate=4e9 if self._ambush is Ambush.TRANSFER else rng.choice((4e9, 50e6, 5e6)),
+            put_rate=4e9 if self._ambush in (Ambush.TRANSFER, Ambush.SLOT) else rng.choice((4e9, 50e6, 5e6)),
             put_pieces=4,
             jitter=rng.choice((0.0, 1e-3, 10e-3)),
             close_delay=20e-3 if self._ambush is Ambush.TRANSFER else rng.choice((200e-6, 20e-3)),
@@ -131,11 +134,13 @@ class Chaos:
         self.cluster.observers.append(self)
         self.faults = 0
         self._raging = True
+        self._victims_left = 3  # of an ambush of slots
         self.events = 0
         self._log: list[str] = []
         self._plain = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self._some_size() for ref in self._plain}
-        self._reductions = self._some_reductions() if reductions and rng.random() < 0.7 else {}
+        often = 1.0 if self._ambush is Ambush.SLOT else 0.7
+        self._reductions = self._some_reductions() if reductions and rng.random() < often else {}
         self._sources = [ref for ref in self._sizes if ref not in self._plain]
         self._refs = [*self._plain, *self._sources, *self._reductions]
         self._crashes = rng.choice((0, 0, 2))
@@ -145,10 +150,11 @@ class Chaos:
     def _some_reductions(self) -> dict[bytes, tuple[tuple[bytes, ...], int]]:
         """Targets, and what they are made of: a second one shares sources with the first or is made from it."""
         rng = self._random
-        size = self._some_size()
-        sources = [self.cluster.new_ref() for _ in range(rng.randint(1, 7))]
+        slots = self._ambush is Ambush.SLOT
+        size = self._largest if slots else self._some_size()
+        sources = [self.cluster.new_ref() for _ in range(rng.randint(3 if slots else 1, 7))]
         self._sizes |= dict.fromkeys(sources, size)
-        reductions = {self.cluster.new_ref(): (tuple(sources), rng.randint(1, len(sources)))}
+        reductions = {self.cluster.new_ref(): (tuple(sources), rng.randint(3 if slots else 1, len(sources)))}
         if rng.random() < 0.4:
             others = [
                 *rng.sample(sources, rng.randint(0, len(sources))),
@@ -188,13 +194,17 @@ class Chaos:
     def _storm(self) -> None:
         rng, clock = self._random, self.cluster.clock
         start = clock.now
+        # Slots are taken over where sources have other copies: these are made first.
+        slots = self._ambush is Ambush.SLOT
         for target in self._reductions:
-            clock.at(start + rng.random() * rng.choice((0.05, 0.3)), self._reduce, target)
+            clock.at(start + rng.random() * rng.choice((0.05, 0.3)) + 0.3 * slots, self._reduce, target)
         for ref in self._refs:
             if ref not in self._reductions:
                 clock.at(start + rng.random() * rng.choice((0.1, 0.6)), self._put, ref)
             few = ref in self._sources and rng.random() < 0.7  # else every source would be everywhere
             askers = rng.sample(range(self._nodes), 0 if few else rng.randint(1, self._nodes))
+            if slots and ref in self._sources:
+                askers = rng.sample(range(self._nodes), rng.randint(1, 2))
             spread = rng.choice((0.0, 0.05, 0.5))
             for index in askers:
                 clock.at(start + rng.random() * (0.1 + spread), self._get, ref, index)
@@ -324,7 +334,7 @@ class Chaos:
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         if self._ambush is Ambush.COMPLETION and isinstance(message, Completed):
             self._ambush_completion(node, message)
-        elif self._ambush is Ambush.SLOT and isinstance(message, Bound) and self._random.random() < 0.5:
+        elif self._ambush is Ambush.SLOT and isinstance(message, Bound):
             self._ambush_slot(node, message)
 
     def _ambush_completion(self, node: VirtualNode, message: Completed) -> None:
@@ -352,13 +362,23 @@ class Chaos:
             clock.after(2 * self.cluster.shape.latency, self._kill_node, root)
 
     def _ambush_slot(self, node: VirtualNode, message: Bound) -> None:
-        """The host of a slot, or of one of the parts it lacks, dies while they are being combined."""
-        self._ambush = None
+        """The host of a slot, or of one of the parts it lacks, dies while they are being combined; and of a slot that
+        was taken over in the middle, whoever has the beginning."""
+        record = self.cluster.directory.machine.records.get(message.version.ref)
+        slot = record.slot if record is not None else None
+        taken_over = slot is not None and slot.start > 0
+        if self._random.random() < 0.5 and not taken_over:
+            return
         victims = [node]
-        for part in message.missing:
+        if slot is not None and slot.parent is not None and slot.parent.host is not None:
+            victims.append(self.cluster.nodes[identity_of(slot.parent.host.node)])
+        for part in message.missing if not taken_over else ():
             victims += self._complete_elsewhere(part.ref, node)
-        delay = self._random.random() * self._sizes.get(message.version.ref, self._largest) / _BANDWIDTH
+        delay = self._random.random() * (2 * self._largest / _BANDWIDTH + 0.02)
         self.cluster.clock.after(delay, self._kill_node, self._random.choice(victims))
+        self._victims_left -= 1
+        if not self._victims_left:
+            self._ambush = None
 
     def _ambush_directory(self, node: VirtualNode, message: Place | Bind) -> None:
         """The directory dies while bytes flow, and perhaps somebody who sends or combines them with it."""

@@ -117,6 +117,14 @@ class _KeepsVersions(Reduction):
         self._end_output(slot)
 
 
+class _BeginsTooFar(Reduction):
+    """Lets who takes a slot over begin beyond what those who pull from it have."""
+
+    def _lowest_needed(self, slot: Slot) -> int:
+        lowest = super()._lowest_needed(slot)
+        return min(lowest + lowest // 2, self._size)
+
+
 class _SealsEarly(Reduction):
     """Decides a result while a source of it may still become another version."""
 
@@ -152,4 +160,5 @@ MUTANTS: dict[str, Callable[[], type[VirtualCluster]]] = {
     "counts-a-source-twice": lambda: _with_reduction(_CountsTwice),
     "keeps-versions": lambda: _with_reduction(_KeepsVersions),
     "seals-early": lambda: _with_reduction(_SealsEarly),
+    "begins-too-far": lambda: _with_reduction(_BeginsTooFar),
 }

@@ -298,7 +298,7 @@ class VirtualNode:
 
     def _combine(self, effect: Combine) -> None:
         parts = [None if part is None else self.segments[part] for part in effect.parts]
-        combining = Combining(self, effect.segment, self.segments[effect.segment], parts)
+        combining = Combining(self, effect.segment, self.segments[effect.segment], parts, effect.start)
         self.combining[effect.segment] = combining
         self.clock.after(self.cluster.handover, combining.pump)
 

@@ -400,7 +400,8 @@ def test_another_host_takes_over_under_the_same_version() -> None:
     d.tell("D", Completed(third.version))
     getter = d.want("E", TARGET)
     d.quiet()
-    d.lose("C")
+    d.kill("C")
+    d.report_halts("E", watermark=0)
     host, again = d.take_anywhere()
     assert again.version == root.version
     assert again.parts == root.parts
@@ -986,8 +987,6 @@ def test_a_getter_of_the_target_may_become_its_host() -> None:
     d.quiet()
     d.kill("C")
     d.report_halts("D")
-    first = d.bind_of("B")
-    d.tell("B", Declined(first.version, first.number))
     again = d.take("D")
     assert again.version == root.version
     assert d["D"] not in d.broadcast(TARGET).receivers

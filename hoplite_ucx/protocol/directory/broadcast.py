@@ -83,6 +83,8 @@ class Broadcast:
         """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
         self.producer: NodeId | None = None
+        self.start = 0
+        """The producer has nothing below this. Only a slot's that was taken over, see `reduction.py`."""
         self.receivers: dict[ReceiverKey, Receiver] = {}
         self._waiting: dict[ReceiverKey, Receiver] = {}
         self._adopted: dict[ReceiverKey, Receiver] = {}
@@ -117,11 +119,24 @@ class Broadcast:
         """No root, and nobody left who could turn out to be one."""
         return not self.has_root() and len(self._waiting) == len(self.receivers)
 
+    def lowest(self) -> int:
+        """The watermark that every receiver has reached. It is certain: watermarks only rise."""
+        return min((receiver.watermark for receiver in self.receivers.values()), default=0)
+
+    def lacks_beginning(self) -> bool:
+        """Whether someone needs bytes that the producer does not make, and nobody else has."""
+        return (
+            self.producer is not None
+            and not self.copies
+            and any(receiver.watermark < self.start for receiver in self._waiting.values())
+        )
+
     # --- locations come and go ---------------------------------------------------------------------------------
 
-    def produce(self, member: Member) -> None:
-        """The node has begun to put the version: a root, though not complete."""
+    def produce(self, member: Member, start: int = 0) -> None:
+        """The node has begun to put the version, or to combine it from `start` on: a root, though not complete."""
         self.producer = member.node
+        self.start = start
         self.reconsider()
         self.pool.add(member.node, member.nic, self._world.now + self.size / _PRODUCING_RATE, 0)
 
@@ -277,6 +292,11 @@ class Broadcast:
             self.pool.set_finish(key, finish)
         self.pool.revise(receiver.sender, key, finish)
 
+    def told_to_drop(self, node: NodeId) -> None:
+        """What the node has received is gone when it hears of it; it still wants the object."""
+        if node in self._waiting:
+            self._waiting[node].watermark = 0
+
     def failed(self, key: ReceiverKey, number: int, watermark: int, fault: StreamFault, wanted: bool) -> None:
         receiver = self.receivers.get(key)
         if receiver is None or receiver.number != number or receiver.state is State.WAITING:
@@ -349,7 +369,7 @@ class Broadcast:
                 return False  # what a slot waits for must never wait for a stream to be spared: no relays
             if not slot and (sender == node or member.sending >= member.streams_out):
                 return False
-            if not member.usable():
+            if not member.usable() or (sender == self.producer and receiver.watermark < self.start):
                 return False
             if sender in shunned and now < shunned[sender].until:
                 return False

@@ -202,6 +202,10 @@ def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams)
         if not isinstance(key, tuple):
             assert key in locations, f"{version}: {_who(key)} streams but is not in the pool"
         assert sender in locations, f"{version}: {_who(key)}'s sender {label(sender)} is not in the pool"
+        served = sender != broadcast.producer or receiver.watermark >= broadcast.start
+        assert served, (
+            f"{version}: {_who(key)} needs what is below {broadcast.start}, {label(sender)} has nothing there"
+        )
         location = locations[sender]
         assert key in location.children, f"{version}: {label(sender)} does not list its child {_who(key)}"
         streaming += 1
@@ -355,7 +359,11 @@ def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduc
     strange = slot.consumed - set(slot.parts)
     assert not strange, f"{what} has consumed {_refs(strange)}, which are no parts of it"
     assert slot.bound <= (host is not None), f"{what} is bound to nobody"
+    assert slot.lacks in (0, slot.start), f"{what} begins at {slot.start}, and lacks what is below {slot.lacks}"
+    assert slot is not reduction.root or not slot.lacks, f"{what} is the root, and nobody makes its first bytes"
     if broadcast is not None and broadcast.producer is not None:
+        assert broadcast.start == slot.lacks, f"{what} lacks {slot.lacks} bytes, its version {broadcast.start}"
+        assert not broadcast.lacks_beginning(), f"{what} begins at {slot.start}, and lower bytes are needed"
         assert slot.bound, f"{what} is made by {label(broadcast.producer)}, and not bound"
         assert host is not None, f"{what} is bound to nobody"
         assert broadcast.producer == host.node, f"{what} is made by {label(broadcast.producer)}, not by its host"
@@ -398,7 +406,7 @@ def _check_nothing_undone(
     directory: "Directory", name: str, reduction: Reduction, homes: dict[bytes, Slot | None]
 ) -> None:
     chosen, spec, root = reduction.chosen, reduction.spec, reduction.root
-    changed = [ref for ref in chosen if not (_is_available(directory, reduction, ref) or _is_in(directory, homes, ref))]
+    changed = [ref for ref in chosen if not (_is_available(directory, reduction, ref) or _is_in(reduction, homes, ref))]
     gone = [ref for ref in changed if not directory.objects.may_come(ref, seen=True)]
     spare = next((ref for ref in spec.sources if ref not in chosen and directory.objects.is_ready(ref)), None)
     if spare is not None:
@@ -406,7 +414,8 @@ def _check_nothing_undone(
         assert not gone, f"{name}: {_refs(gone)} are gone, and {short(spare)} could replace them"
     for ref in changed:
         assert not directory.objects.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
-    for slot in _needed(reduction):
+    # With too few sources left it waits for those who may turn out to have the target, and binds nothing.
+    for slot in _needed(reduction) if reduction._could_finish() else ():
         broadcast = directory.records[slot.ref].broadcast
         if slot.host is not None or (broadcast is not None and not broadcast.is_lost()):
             continue  # it is on its way, it has a copy, or those who pull from it have yet to report
@@ -426,11 +435,12 @@ def _is_available(directory: "Directory", reduction: Reduction, part: bytes) -> 
     return directory.objects.is_ready(part) and directory.objects.version_of(part) == reduction.chosen.get(part)
 
 
-def _is_in(directory: "Directory", homes: dict[bytes, Slot | None], ref: bytes) -> bool:
+def _is_in(reduction: Reduction, homes: dict[bytes, Slot | None], ref: bytes) -> bool:
     """Whether the bytes of a source are in a slot that has them, or in what was made of that slot."""
     part, slot = ref, homes[ref]
     while slot is not None:
-        if (slot.bound and part in slot.consumed) or directory.objects.has_copy(slot.ref):
+        taken = slot.bound and part in slot.consumed and reduction.is_above(slot, slot.lacks)
+        if taken or reduction._objects.has_copy(slot.ref):
             return True
         part, slot = slot.ref, slot.parent
     return False
@@ -441,8 +451,7 @@ def _needed(reduction: Reduction) -> list[Slot]:
     slots = reduction.slots
     found = [reduction.root] if reduction.root is not None else [slots[t] for t, _ in reduction._terms if t in slots]
     for slot in found:
-        taken = slot.consumed if slot.bound else ()
-        found.extend(slots[part] for part in slot.parts if part in slots and part not in taken)
+        found.extend(slots[part] for part in slot.parts if part in slots and not reduction.has_taken(slot, part))
     return found
 
 

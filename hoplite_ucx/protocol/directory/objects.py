@@ -238,13 +238,13 @@ class Objects:
         record.spec, record.decided = origin.spec, record.broadcast.version
         record.contributors = {source.ref: source for source in origin.contributors}
 
-    def produce(self, record: Record, host: Member) -> None:
+    def produce(self, record: Record, host: Member, start: int) -> None:
         """A slot's output begins to grow at its host, whose own gets will find it there."""
         assert record.broadcast is not None
         if host.node in record.broadcast.receivers:
             record.broadcast.forget(host.node)
             record.waiting[host.node] = host
-        record.broadcast.produce(host)
+        record.broadcast.produce(host, start)
 
     def new_version(self, ref: bytes) -> Version:
         self._counter += 1
@@ -262,6 +262,9 @@ class Objects:
         known = node in broadcast.copies or node in broadcast.receivers or broadcast.producer == node or host is member
         if not known and not joining:
             self.world.send(member.node, Drop(version))  # it was told so before, and this crossed it
+            return
+        if node == broadcast.producer and broadcast.start:
+            self.world.blame(node, version.ref, f"it makes {version} from {broadcast.start} on, and has not all of it")
             return
         if record.deleted and member.node not in broadcast.copies:
             self.world.send(member.node, Drop(version))  # only those who had it keep it for reductions
@@ -333,6 +336,8 @@ class Objects:
         if record.slot is not None and record.reduction is not None:
             if lost_now and record.slot.host is None:
                 record.reduction.output_lost(record.slot)
+            elif broadcast is not None and broadcast.lacks_beginning():
+                record.reduction.beginning_lacks(record.slot)
             else:
                 record.reduction.completed(record.slot)
         elif broadcast is not None and lost_now:
@@ -408,13 +413,13 @@ class Objects:
 
     # --- what reductions do ------------------------------------------------------------------------------------
 
-    def feed(self, part: bytes, host: Member, slot: bytes) -> bool:
-        """Send the part to a slot's host; True if it is so small that it went with the message."""
+    def feed(self, part: bytes, host: Member, slot: bytes, start: int) -> bool:
+        """Send the part, from `start` on, to a slot's host; True if it is so small that it went with the message."""
         record = self.record(part)
         self.involve(record, host)
         if record.broadcast is None:
             return False
-        record.broadcast.want(host, into=slot)
+        record.broadcast.want(host, start, into=slot)
         self.settle(record)
         return record.broadcast.inline is not None
 
@@ -524,12 +529,13 @@ class Objects:
         anyone = next(iter(broadcast.copies), broadcast.producer)
         return next(usable, anyone if anyone is not None else 0)
 
-    def has_part(self, ref: bytes, node: NodeId, *, complete: bool = False) -> bool:
+    def has_part(self, ref: bytes, node: NodeId, *, complete: bool = False, start: int = 0) -> bool:
+        """Whether the node has the part or makes it, from `start` on."""
         record = self.records.get(ref)
         broadcast = record.broadcast if record is not None else None
         if broadcast is None:
             return False
-        return node in broadcast.copies or (broadcast.producer == node and not complete)
+        return node in broadcast.copies or (broadcast.producer == node and not complete and broadcast.start <= start)
 
     def has_copy(self, ref: bytes) -> bool:
         record = self.records.get(ref)

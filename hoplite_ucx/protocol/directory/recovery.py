@@ -76,7 +76,7 @@ class Recovery:
         slots[record.ref] = (report, member)
         self._objects.involve(record, member)
         if member.node not in broadcast.copies and broadcast.producer is None:
-            self._objects.produce(record, member)
+            self._objects.produce(record, member, bind.lacks)
 
     def _end_slot(self, report: SlotReport, host: Member) -> None:
         version = report.bind.version

@@ -27,6 +27,7 @@ from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version, label, short
 from hoplite_ucx.protocol.messages import (
+    BIND_ALIGNMENT,
     Bind,
     CombinedInline,
     CombineInline,
@@ -56,6 +57,10 @@ class Slot:
     host: Member | None = None
     number: int = 0
     bound: bool = False
+    start: int = 0
+    """The first byte that the host combines."""
+    lacks: int = 0
+    """The host has nothing below this; it is 0 or `start`."""
     consumed: set[bytes] = field(default_factory=set)
     """Parts that the host does not need any more, or has itself."""
     refused: dict[NodeId, float] = field(default_factory=dict)
@@ -128,9 +133,9 @@ class Reduction:
         slot.homeless_since = None
         slot.consumed = {part for part in slot.parts if part not in missing}
         record = self._objects.record(slot.ref)
-        self._objects.produce(record, slot.host)
+        self._objects.produce(record, slot.host, slot.lacks)
         for part in slot.parts:
-            if part in missing and self._objects.feed(part, slot.host, slot.ref):
+            if part in missing and self._objects.feed(part, slot.host, slot.ref, slot.start):
                 slot.consumed.add(part)
         self._objects.settle(record)
         if slot is self.root:
@@ -164,6 +169,11 @@ class Reduction:
         if slot.bound:
             self._unbind(slot)
         self.review()
+
+    def beginning_lacks(self, slot: Slot) -> None:
+        """Its host began where those who pulled from it were; who pulls now needs more, and so it begins lower."""
+        self._world.tell(self.record.ref, "{} is needed from lower on than {}", slot.version, slot.start)
+        self._unbind(slot)
 
     def completed(self, slot: Slot) -> None:
         if slot is self.root:
@@ -204,7 +214,7 @@ class Reduction:
             record.slot, record.reduction = slot, self
             assert slot.host is not None
             for part in slot.parts:
-                if part not in slot.consumed and self._objects.feed(part, slot.host, ref):
+                if part not in slot.consumed and self._objects.feed(part, slot.host, ref, slot.start):
                     slot.consumed.add(part)
         self._terms = [(ref, slot.height) for ref, slot in slots.items() if slot.parent is None and slot is not root]
         return True
@@ -213,6 +223,7 @@ class Reduction:
         parts = [version.ref for version in report.bind.parts]
         slot = Slot(report.bind.version.ref, parts, 1, host.node, version=report.bind.version, host=host)
         slot.number, slot.bound = report.bind.number, True
+        slot.start, slot.lacks = report.bind.start, report.bind.lacks
         slot.consumed = set(parts) - {version.ref for version in report.missing}
         return slot
 
@@ -285,10 +296,23 @@ class Reduction:
         return False
 
     def _has_all_of(self, slot: Slot, part: bytes) -> bool:
+        """Whether nobody needs the part any more for what the slot makes."""
+        return self.has_taken(slot, part) and self.is_above(slot, slot.lacks)
+
+    def has_taken(self, slot: Slot, part: bytes) -> bool:
         """Whether the slot's host needs the part no more. Of a slot that runs beside it, it needs what is to come."""
         child = self.slots.get(part)
         grows_beside = child is not None and child.host is slot.host and not self._objects.has_copy(part)
         return slot.bound and part in slot.consumed and not grows_beside
+
+    def is_above(self, slot: Slot, end: int) -> bool:
+        """Whether all of the slot's output below `end` is in the slots above it, and will not be asked for again."""
+        parent = slot.parent
+        if end == 0 or parent is None:
+            return end == 0
+        if parent.bound:
+            return self.is_above(parent, parent.lacks)
+        return self._begins_at(parent) >= end and (parent is self.root or self.is_above(parent, end))
 
     def _choose_ready(self) -> None:
         """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""
@@ -352,16 +376,19 @@ class Reduction:
         height = 1 + max((height for _, height in taken), default=0)
         ref = self.record.ref if last else self._slot_ref()
         slot = Slot(ref, [*refs, *(term for term, _ in taken)], height, node)
-        for term, _ in taken:
-            if term in self.slots:
-                self.slots[term].parent = slot
-        self.slots[ref] = slot
-        self._objects.record(ref).slot = slot
-        self._objects.record(ref).reduction = self
+        self._add_slot(slot)
         if last:
             self.root = slot
         else:
             self._terms.append((ref, height))
+
+    def _add_slot(self, slot: Slot) -> None:
+        for part in slot.parts:
+            if part in self.slots:
+                self.slots[part].parent = slot
+        self.slots[slot.ref] = slot
+        self._objects.record(slot.ref).slot = slot
+        self._objects.record(slot.ref).reduction = self
 
     def _slot_ref(self) -> bytes:
         name = self.record.ref + self._world.next_number().to_bytes(8, "big")
@@ -438,8 +465,9 @@ class Reduction:
         if broadcast is not None and broadcast.producer == host.node:
             broadcast.remove(host.node)
             self._objects.look_at(slot.ref)
-        if slot.version is not None and self._objects.members.get(host.node) is host:
+        if broadcast is not None and slot.version is not None and self._objects.members.get(host.node) is host:
             self._world.send(host.node, Drop(slot.version))
+            broadcast.told_to_drop(host.node)
 
     def _stop_feeding(self, slot: Slot, host: Member) -> None:
         for part in slot.parts:
@@ -467,18 +495,45 @@ class Reduction:
         parts_ready = True
         for part in slot.parts:
             child = self.slots.get(part)
-            if slot.bound and part in slot.consumed:
+            if self.has_taken(slot, part):
                 continue
             if child is not None:
                 self._ensure(child)
                 parts_ready = parts_ready and (child.bound or self._objects.has_copy(part))
             elif part not in self._ready or self._objects.version_of(part) != self.chosen.get(part):
                 parts_ready = False
-        complete = slot.version is not None and self._objects.has_copy(slot.ref)
-        if parts_ready and slot.host is None and not complete:
+        if parts_ready and slot.host is None and self._is_needed_anew(slot):
             self._bind(slot)
 
+    def _is_needed_anew(self, slot: Slot) -> bool:
+        """Nobody has the output, and everyone who pulled it has said how far it came."""
+        broadcast = self._objects.record(slot.ref).broadcast
+        return broadcast is None or broadcast.is_lost()
+
+    def _begins_at(self, slot: Slot) -> int:
+        """Where the slot's host begins, or would if there were one. It is a guess only as long as nobody pulls."""
+        if slot.host is not None:
+            return slot.start
+        if slot is self.root:
+            host = self._choose_host(slot)
+            return self._received(slot, host) if host is not None else 0
+        return self._lowest_needed(slot)
+
+    def _lowest_needed(self, slot: Slot) -> int:
+        """The first byte of the output that anyone lacks. Of the root's someone must have all, and of small ones all
+        comes at once."""
+        if slot is self.root or slot.parent is None or self._size <= self._world.settings.inline_limit:
+            return 0
+        broadcast = self._objects.record(slot.ref).broadcast
+        if broadcast is not None and broadcast.receivers:
+            return _aligned(broadcast.lowest())
+        return 0 if slot.parent.bound else self._begins_at(slot.parent)
+
     def _bind(self, slot: Slot) -> None:
+        if slot is self.root and self._splits_root(slot):
+            self._split(slot)
+            self._ensure(slot)
+            return
         host = self._choose_host(slot)
         now = self._world.now
         if host is None:
@@ -495,6 +550,9 @@ class Reduction:
             slot.version = self._objects.begin_output(slot.ref, self._size, self._layout, host)
         slot.host = host
         slot.number = self._world.next_number()
+        received = self._received(slot, host)
+        slot.start = received or self._lowest_needed(slot)
+        slot.lacks = 0 if received else slot.start
         self._objects.involve(self._objects.record(slot.ref), host)
         parts = tuple(self._objects.version_of(part) for part in slot.parts)
         self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
@@ -510,26 +568,65 @@ class Reduction:
                 parts,
                 self.record.ref,
                 self.spec if known else None,
+                slot.start,
+                resume=received > 0,
             ),
         )
 
+    def _splits_root(self, root: Slot) -> bool:
+        """Whether the root is sooner done if a getter goes on with what it has, and another node combines the rest of
+        the parts for it: no getter that has much has parts too."""
+        if len(root.parts) == 1:
+            return False
+        usable = self._usable_for(root)
+        ahead = max((self._received(root, member) for member in usable), default=0)
+        lacking = min((self._lacking(root, member, ahead) for member in usable), default=0)
+        alone = min((self._to_pull(root, member) for member in usable), default=0)
+        return ahead > 0 and max(lacking, 1) * (self._size - ahead) < alone
+
+    def _split(self, root: Slot) -> None:
+        """The root's parts go into a new slot, and that alone into the root: the same bytes, so the same version."""
+        self._world.tell(self.record.ref, "its parts are combined for a getter that has a part of it")
+        below = Slot(self._slot_ref(), root.parts, root.height, root.prefers, parent=root)
+        root.parts, root.height = [below.ref], root.height + 1
+        self._add_slot(below)
+
+    def _received(self, slot: Slot, member: Member) -> int:
+        """How much of the slot's output the node has because it was getting it."""
+        broadcast = self._objects.record(slot.ref).broadcast
+        receiver = broadcast.receivers.get(member.node) if broadcast is not None else None
+        return _aligned(receiver.watermark) if receiver is not None else 0
+
     def _choose_host(self, slot: Slot) -> Member | None:
-        """Who has most of its parts; among equals the node that the slot was made for, then the one that waits for its
-        output, since what that one sends to itself does not cross its busy uplink."""
-        now = self._world.now
-        usable = [
-            member for member in self._objects.members if member.usable() and slot.refused.get(member.node, 0.0) <= now
-        ]
+        """Who has the least to pull; among equals the node that the slot was made for, then the one with most of its
+        sources, since what another slot makes is sent on by its host in any case, then the one that waits for its
+        output: what a node sends to itself does not cross its busy uplink."""
+        sources = [part for part in slot.parts if part not in self.slots]
         return max(
-            usable,
+            self._usable_for(slot),
             key=lambda member: (
-                sum(self._objects.has_part(part, member.node) for part in slot.parts),
+                -self._to_pull(slot, member),
                 member.node == slot.prefers,
+                sum(self._objects.has_part(source, member.node) for source in sources),
                 slot.parent is not None and member is slot.parent.host,
                 -member.node,
             ),
             default=None,
         )
+
+    def _usable_for(self, slot: Slot) -> list[Member]:
+        now = self._world.now
+        return [
+            member for member in self._objects.members if member.usable() and slot.refused.get(member.node, 0.0) <= now
+        ]
+
+    def _to_pull(self, slot: Slot, member: Member) -> int:
+        """How many bytes the node would have to pull as the slot's host."""
+        start = self._received(slot, member) or self._lowest_needed(slot)
+        return self._lacking(slot, member, start) * (self._size - start)
+
+    def _lacking(self, slot: Slot, member: Member, start: int) -> int:
+        return sum(not self._objects.has_part(part, member.node, start=start) for part in slot.parts)
 
     # --- small objects -----------------------------------------------------------------------------------------
 
@@ -633,3 +730,8 @@ class Reduction:
                 self._objects.forget_slot(slot.ref)
         self.slots.clear()
         self.root = None
+
+
+def _aligned(watermark: int) -> int:
+    """Where a slot can begin: not within an element of any dtype."""
+    return watermark - watermark % BIND_ALIGNMENT

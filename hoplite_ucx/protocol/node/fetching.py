@@ -249,6 +249,17 @@ class Fetching:
         """A slot needs a part that this node does not have: its placement will come."""
         self.fetches[sink.version.ref, into] = Fetch(sink.version.ref, into, sink=sink)
 
+    def received_of(self, version: Version) -> Holding | None:
+        """What has come of a version that nobody sends to us at the moment."""
+        fetch = self._of_store(version.ref)
+        sink = fetch.sink if fetch is not None and fetch.placement is None and fetch.incoming is None else None
+        return sink if isinstance(sink, Holding) and sink.version == version else None
+
+    def hand_over(self, version: Version) -> None:
+        """This node is to make the rest of what it was getting: what has come is the slot's now."""
+        self.fetches[version.ref, NO_SLOT].sink = None
+        self.make_instead(version)
+
     def make_instead(self, version: Version) -> None:
         """This node is to make what it was getting: its gets will find it here."""
         fetch = self._of_store(version.ref)

@@ -37,6 +37,8 @@ class Holding:
     phase: Phase
     version: Version | None = None
     watermark: int = 0
+    start: int = 0
+    """Nothing is here below this: a slot that was taken over makes only what its receivers still lack."""
     used_at: float = 0.0
     pins: set[CallId] = field(default_factory=set)
     receive: StreamId | None = None

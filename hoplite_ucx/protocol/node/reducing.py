@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hoplite_ucx.protocol.events import Combine, CombineBytes, Fill
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import (
+    BIND_ALIGNMENT,
     Bind,
     Bound,
     CombinedInline,
@@ -45,8 +46,8 @@ class Reducing:
     def bind(self, bind: Bind) -> None:
         ref = bind.version.ref
         refs = {ref, *(part.ref for part in bind.parts)}
-        if len(refs) <= len(bind.parts):
-            return  # a part stands twice, or is what it would be made into
+        if len(refs) <= len(bind.parts) or bind.start > bind.size:
+            return  # a part stands twice, or is what it would be made into; or there is nothing to make
         old = self.slots.get(ref)
         if old is not None and bind.number <= old.bind.number:
             return
@@ -57,10 +58,25 @@ class Reducing:
         if old is not None:
             self._end(old)
         slot = self.slots[ref] = Slot(bind)
+        if bind.resume:
+            self._resume(slot)
+            return
         slot.request = Request(
             bind.size, patient=False, granted=lambda: self._granted(slot), denied=lambda: self._denied(slot)
         )
         self._memory.request(slot.request)
+
+    def _resume(self, slot: Slot) -> None:
+        """Make the rest of what was being received, in place."""
+        bind = slot.bind
+        holding = self._fetching.received_of(bind.version)
+        if holding is None or not 0 <= holding.watermark - bind.start < BIND_ALIGNMENT:
+            self._denied(slot)  # let go of meanwhile
+            return
+        self._fetching.hand_over(bind.version)
+        holding.phase = Phase.REDUCING
+        holding.watermark = bind.start
+        self._combine(slot, holding)
 
     def _granted(self, slot: Slot) -> None:
         bind = slot.bind
@@ -68,13 +84,19 @@ class Reducing:
         self._fetching.make_instead(bind.version)
         holding = self._memory.allocate(bind.version.ref, bind.size, bind.layout, Phase.REDUCING)
         holding.sealed = False
+        holding.start = holding.watermark = bind.start
+        self._memory.name(holding, bind.version)
+        self._combine(slot, holding)
+
+    def _combine(self, slot: Slot, holding: Holding) -> None:
+        bind = slot.bind
         slot.holding = holding
         parts: list[int | None] = []
         missing: list[Version] = []
         before: Holding | Input | None = None
         for index, version in enumerate(bind.parts):
             here = self._memory.get(version)
-            if here is not None and here.phase in (Phase.COMPLETE, Phase.REDUCING):
+            if here is not None and here.phase in (Phase.COMPLETE, Phase.REDUCING) and here.start <= bind.start:
                 here.uses += 1
                 slot.used.append(here)
                 parts.append(here.segment)
@@ -82,11 +104,12 @@ class Reducing:
             else:
                 missing.append(version)
                 parts.append(None)
-                before = Input(holding, index, version, bind.size, before)
+                before = Input(holding, index, version, bind.size, before, bind.start)
                 holding.inputs.append(before)
-        self._memory.name(holding, bind.version)
-        self._context.tell(bind.version.ref, "combines {} parts, {} from elsewhere", len(parts), len(missing))
-        self._context.emit(Combine(holding.segment, bind.size, bind.layout, bind.op, tuple(parts)))
+        self._context.tell(
+            bind.version.ref, "combines {} parts, {} from elsewhere, from {} on", len(parts), len(missing), bind.start
+        )
+        self._context.emit(Combine(holding.segment, bind.size, bind.layout, bind.op, tuple(parts), bind.start))
         for sink in holding.inputs:
             self._fetching.feed(sink, bind.version.ref)
         self._context.tell_directory(Bound(bind.version, bind.number, tuple(missing)))
@@ -99,9 +122,12 @@ class Reducing:
     def combined(self, segment: int) -> None:
         """The last byte of every part is in."""
         for slot in self.slots.values():
-            if slot.holding is not None and slot.holding.segment == segment and not slot.holding.doomed:
-                slot.holding.phase = Phase.COMPLETE
-                slot.holding.watermark = slot.holding.size
+            holding = slot.holding
+            if holding is not None and holding.segment == segment and not holding.doomed:
+                holding.watermark = holding.size
+                if holding.start:
+                    continue  # it has what is asked of it, but it is no copy
+                holding.phase = Phase.COMPLETE
                 self._context.tell(slot.bind.version.ref, "{} is complete", slot.bind.version)
                 self._context.tell_directory(Completed(slot.bind.version))
 
