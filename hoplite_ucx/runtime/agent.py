@@ -344,7 +344,7 @@ class Agent:
         parts = [None if part is None else self._store[part] for part in effect.parts]
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
         self._slots[effect.segment] = Slot(
-            self._combiner, segment, effect.layout, effect.op, parts, on_combined, effect.start
+            self._combiner, segment, effect.layout, effect.op, parts, on_combined, start=effect.start
         )
 
     def _combine_bytes(self, effect: CombineBytes) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
 from hoplite_ucx.runtime.kernels import Bytes
 from hoplite_ucx.transports import shm
 
@@ -120,7 +121,8 @@ class Piece(Segment):
 
 
 class SegmentSink:
-    """A stream into a whole segment: what arrives is final."""
+    """A stream into a whole segment: what arrives is final. Until the end the watermark stands between two elements: who
+    goes on by combining, where a stream broke off, begins there."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -129,7 +131,7 @@ class SegmentSink:
         return self._segment.memory[offset : offset + length]
 
     def arrived(self, end: int) -> None:
-        self._segment.raise_watermark(end)
+        self._segment.raise_watermark(end if end == self._segment.size else end - end % BIND_ALIGNMENT)
 
     def watermark(self) -> int:
         return self._segment.watermark()
