@@ -121,8 +121,8 @@ class Piece(Segment):
 
 
 class SegmentSink:
-    """A stream into a whole segment: what arrives is final. Until the end the watermark stands between two elements: who
-    goes on by combining, where a stream broke off, begins there."""
+    """A stream into a whole segment: what arrives is final. Until the end its watermark stands between two elements,
+    where whoever goes on by combining begins."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
