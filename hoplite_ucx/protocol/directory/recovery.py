@@ -119,8 +119,8 @@ class Recovery:
             assert reduction is not None
             if reduction.adopt(self._slots.get(record.ref, {})):
                 self._world.tell(record.ref, "goes on as it was, with {} slots", len(reduction.slots))
-            else:
-                self._objects.reset(record)
+            if reduction.root is None:
+                self._objects.reset(record)  # what there was of the target had another root
         for slots in self._slots.values():
             for report, host in slots.values():
                 record_of = self._objects.records.get(report.bind.version.ref)
