@@ -21,7 +21,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
 from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError
@@ -358,5 +358,6 @@ class ReceivingLink:
         self._on_ended(self)
         if error is not None and not self._closed:
             self._on_lost(error)
-        for incoming in left:
-            incoming.close(None if incoming in cancelled else Fault.BROKEN)
+        with ExitStack() as stack:  # all of them, even if the callback of one fails
+            for incoming in reversed(left):
+                stack.callback(incoming.close, None if incoming in cancelled else Fault.BROKEN)

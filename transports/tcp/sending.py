@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError
@@ -36,6 +36,7 @@ GRACE_SECONDS = 2.5
 RECORDS_SECONDS = 1e-3
 # Streams that a receiver may have opened and nobody has served yet.
 MAX_GRANTS = 4096
+_RECORDS_READ = 16 << 10
 
 
 class Outgoing:
@@ -325,7 +326,7 @@ class SendingLink:
 
     def _read_records(self, sock: socket.socket) -> None:
         try:
-            data = sock.recv(1 << 16, socket.MSG_DONTWAIT)
+            data = sock.recv(_RECORDS_READ, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         if not data:
@@ -401,8 +402,7 @@ class SendingLink:
             expected = self._closed or self._next_sock is not None or not carried
         if not expected:
             self._on_lost(error)
-        for outgoing in carried:
-            self._close_stream(outgoing)
+        self._close_streams(carried)
 
     def _end(self) -> None:
         with self._lock:
@@ -416,5 +416,10 @@ class SendingLink:
             self._epoll.close()
             os.close(self._wake)
         self._on_ended(self)
-        for outgoing in left:
-            self._close_stream(outgoing)
+        self._close_streams(left)
+
+    def _close_streams(self, streams: list[Outgoing]) -> None:
+        """Close them all, even if the callback of one fails."""
+        with ExitStack() as stack:
+            for outgoing in reversed(streams):
+                stack.callback(self._close_stream, outgoing)

@@ -31,6 +31,9 @@ from hoplite_ucx.transports.tcp.sending import Outgoing, SendingLink
 
 __all__ = ["TcpTransport"]
 
+# No descriptor or no thread is left for a link: its streams close as if it had broken at once.
+_EXHAUSTED = (OSError, RuntimeError)
+
 _Link = TypeVar("_Link", ReceivingLink, SendingLink)
 
 
@@ -51,7 +54,10 @@ class TcpTransport(Transport):
                 return
             link = self._sending.get(peer.node)
             if link is None or not link.adopt(sock):
-                self._new_sending_link(peer.node).adopt(sock)
+                try:
+                    self._new_sending_link(peer.node).adopt(sock)
+                except _EXHAUSTED:
+                    sock.close()
 
     def receive(
         self,
@@ -73,7 +79,10 @@ class TcpTransport(Transport):
             with self._lock:
                 if self._closed:
                     break
-                link = self._receiving.get(sender) or self._new_receiving_link(sender, address)
+                try:
+                    link = self._receiving.get(sender) or self._new_receiving_link(sender, address)
+                except _EXHAUSTED:
+                    break
             if link.receive(incoming):
                 return
             self._forget(self._receiving, link)
@@ -101,7 +110,10 @@ class TcpTransport(Transport):
             with self._lock:
                 if self._closed:
                     break
-                link = self._sending.get(receiver) or self._new_sending_link(receiver)
+                try:
+                    link = self._sending.get(receiver) or self._new_sending_link(receiver)
+                except _EXHAUSTED:
+                    break
             if link.serve(outgoing):
                 return
             self._forget(self._sending, link)
