@@ -16,7 +16,7 @@ from hoplite_ucx.transports import shm
 
 _QUIET = 10.0
 _CONNECT_SECONDS = 5.0
-_RECEIVE = 512 << 10
+_RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _MAX_FDS = 64
 
 PING = 0

@@ -6,7 +6,6 @@ of one build, yet every length is bounded and every form is checked before anyth
 """
 
 import struct
-from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -17,7 +16,7 @@ from hoplite_ucx.protocol.ids import Ref
 from hoplite_ucx.protocol.messages import Bytes, Layout, Number, Operation, Text, malformed
 
 WIRE = 1
-MAX_FRAME = 32 << 20
+MAX_FRAME = 8 << 20
 _LENGTH = struct.Struct("<I")
 
 Timeout: TypeAlias = Annotated[float, Meta(ge=0)] | None
@@ -221,22 +220,24 @@ class Frames:
     """Takes bytes as they come and gives whole frames."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, start)
+    def feed(self, data: bytes) -> list[bytes]:
+        if self._rest:
+            data = self._rest + data
+        frames = []
+        start, end = 0, len(data)
+        while end - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, start)
             if length > MAX_FRAME:
                 raise malformed(f"a frame of {length} bytes is over the limit of {MAX_FRAME}").exception()
-            end = start + _LENGTH.size + length
-            if len(buffer) < end:
+            begin = start + _LENGTH.size
+            if begin + length > end:
                 break
-            yield bytes(buffer[start + _LENGTH.size : end])
-            start = end
-        del buffer[:start]
+            frames.append(data[begin : begin + length])
+            start = begin + length
+        self._rest = data[start:]
+        return frames
 
 
 def decode_request(data: bytes) -> Request:

@@ -42,7 +42,7 @@ from hoplite_ucx.runtime.store import SMALL, Backing, Segment, Store
 from hoplite_ucx.runtime.waking import now
 from hoplite_ucx.transports import shm
 
-_RECEIVE = 256 << 10
+_RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _MAX_UNSENT = 64 << 20
 
 
