@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.conformance.tools import (
     Endpoint,
+    GatedSink,
     Maker,
     Process,
     Receiving,
@@ -20,8 +23,9 @@ from hoplite_ucx.transports.conformance.tools import (
     next_key,
     wait_until,
 )
-from hoplite_ucx.transports.errors import WrongTokenError
-from hoplite_ucx.transports.interface import CLOSE_SECONDS, Fault, Side, StreamKey
+from hoplite_ucx.transports.errors import ConnectionLostError, WrongTokenError
+from hoplite_ucx.transports.interface import CLOSE_SECONDS, Fault, Priority, Side, StreamKey
+from hoplite_ucx.transports.memory import Memory
 
 _MIB = 1 << 20
 _SIZE = 96 * _MIB
@@ -185,62 +189,100 @@ def check_garbage(make: Maker) -> None:
         assert len(a.refused) >= 24
 
 
-def check_storm(make: Maker, seed: int = 13, seconds: float = 5.0) -> None:
-    """Streams are begun, cancelled and broken at random, both ways: each closes once, and none writes after that."""
-    draw = random.Random(seed)
-    source = filled(seed, 2 * _MIB)
-    size = 2 * _MIB
-    served: list[Serving] = []
-    received: list[Receiving] = []
-    snapshots: list[tuple[Receiving, bytes]] = []
-    with endpoints(make, 1, 2, 3) as nodes:
-        deadline = time.monotonic() + seconds
+class _Storm:
+    """Streams that are begun, fed, cancelled and broken at random, between a few nodes."""
 
-        def begin() -> None:
-            sender, receiver = draw.sample(nodes, 2)
-            offset, key = draw.randrange(size), next_key()
-            granule = draw.choice((4096, 65536, _MIB))
-            parts: list[Callable[[], None]] = [
-                lambda: received.append(
-                    Receiving(receiver, sender.node, sender.address, key, size, offset=offset, granule=granule)
-                ),
-                lambda: served.append(
-                    Serving(sender, receiver.node, key, source, size, offset=offset, granule=granule)
-                ),
-            ]
-            draw.shuffle(parts)
-            for part in parts:
-                part()
+    def __init__(self, nodes: list[Endpoint], seed: int) -> None:
+        self.nodes = nodes
+        self.seed = seed
+        self.size = 2 * _MIB
+        self.received: list[Receiving] = []
+        self.served: list[Serving] = []
+        self._draw = random.Random(seed)
+        self._sources: list[Memory] = []
+        self._sinks: list[GatedSink] = []
+        self._written: list[tuple[Receiving, bytes]] = []  # closed streams, and what was beyond their watermark then
 
-        while time.monotonic() < deadline:
-            live = [stream for stream in received[-30:] if not stream.closes]
-            if len(live) < 12:
-                begin()
-            act = draw.random()
-            if act < 0.3 and live:
-                draw.choice(live).cancel()
-            elif act < 0.5 and served:
-                draw.choice(served[-30:]).cancel()
-            elif act < 0.51:
-                draw.choice(nodes).transport.drop(draw.choice(nodes).node)
-            elif act < 0.6:
-                time.sleep(draw.random() * 0.005)
-            closed = [stream for stream in received[-30:] if stream.closes and draw.random() < 0.1]
-            snapshots += [(stream, bytes(stream.memory.view[stream.closes[0][0] :])) for stream in closed]
-        for stream in received:
-            stream.cancel()
-        for outgoing in served:
+    def step(self) -> None:
+        draw, recent = self._draw, slice(-30, None)
+        live = [stream for stream in self.received[recent] if not stream.closes]
+        if len(live) < 12:
+            self._begin()
+        for source in self._sources[recent]:
+            source.rise(min(source.watermark() + draw.randrange(self.size // 4), self.size))
+        for sink in self._sinks[recent]:
+            sink.open_to(min(sink.limit() + draw.randrange(self.size // 4), self.size))
+        act = draw.random()
+        if act < 0.2 and live:
+            draw.choice(live).cancel()
+        elif act < 0.3:
+            draw.choice(self.served[recent]).cancel()
+        elif act < 0.31:
+            draw.choice(self.nodes).transport.drop(draw.choice(self.nodes).node)
+        elif act < 0.4:
+            time.sleep(draw.random() * 0.005)
+        closed = [stream for stream in self.received[recent] if stream.closes and draw.random() < 0.1]
+        self._written += [(stream, bytes(stream.memory.view[stream.closes[0][0] :])) for stream in closed]
+
+    def _begin(self) -> None:
+        draw, size, key = self._draw, self.size, next_key()
+        sender, receiver = draw.sample(self.nodes, 2)
+        offset, granule = draw.randrange(size), draw.choice((4096, 65536, _MIB))
+        source = filled(self.seed, size, watermark=draw.choice((0, size)))
+        memory = Memory(bytearray(size), offset)
+        sink = GatedSink(memory, size, draw.choice((offset, offset + 1, size)))
+        self._sources.append(source)
+        self._sinks.append(sink)
+
+        def receive() -> None:
+            where = (receiver, sender.node, sender.address)
+            stream = Receiving(*where, key, size, offset=offset, granule=granule, memory=memory, sink=sink)
+            self.received.append(stream)
+
+        def serve() -> None:
+            priority = draw.choice(tuple(Priority))
+            stream = Serving(
+                sender, receiver.node, key, source, size, offset=offset, granule=granule, priority=priority
+            )
+            self.served.append(stream)
+
+        for part in draw.sample((receive, serve), 2):
+            part()
+
+    def end(self) -> None:
+        for incoming in self.received:
+            incoming.cancel()
+        for outgoing in self.served:
             outgoing.cancel()
-        for stream in received:
-            watermark, _ = stream.wait(5)
-            assert is_filled(stream.memory, seed, stream.offset, watermark), "wrong bytes"
-        for outgoing in served:
             outgoing.wait(5)
-        for stream, after in snapshots:
-            assert bytes(stream.memory.view[stream.closes[0][0] :]) == after, "written after the close"
-        assert not any(node.transport.receive_positions() or node.transport.serve_positions() for node in nodes)
-    assert all(len(stream.closes) == 1 for stream in received)
-    assert all(outgoing.closes == 1 for outgoing in served)
+        for incoming in self.received:
+            watermark, _ = incoming.wait(5)
+            assert is_filled(incoming.memory, self.seed, incoming.offset, watermark), "wrong bytes"
+        for incoming, after in self._written:
+            assert incoming.memory.view[incoming.closes[0][0] :] == after, "written after the close"
+        assert not any(node.transport.receive_positions() for node in self.nodes)
+        assert not any(node.transport.serve_positions() for node in self.nodes)
+
+
+def check_storm(make: Maker, seed: int = 13, seconds: float = 5.0) -> None:
+    """Whatever happens in whatever order: streams close once, none writes after that, and links are still good."""
+    lost: list[Exception] = []
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(make(node, on_lost=lambda *why: lost.append(why[2]))) for node in (1, 2, 3)]
+        storm = _Storm(nodes, seed)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            storm.step()
+        storm.end()
+        for sender, receiver in itertools.permutations(nodes, 2):
+            key = next_key()
+            incoming = Receiving(receiver, sender.node, sender.address, key, _MIB)
+            Serving(sender, receiver.node, key, filled(seed, _MIB), _MIB)
+            incoming.complete(seed)
+    assert all(len(stream.closes) == 1 for stream in storm.received)
+    assert all(stream.closes == 1 for stream in storm.served)
+    wrong = [error for error in lost if not isinstance(error, ConnectionLostError)]
+    assert not wrong, f"the peers are all well, but {wrong}"
 
 
 def check_kill_storm(make: Maker) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from hoplite_ucx.transports.conformance.tools import (
     Endpoint,
+    GatedSink,
     Maker,
     Receiving,
     Serving,
@@ -24,35 +25,9 @@ from hoplite_ucx.transports.conformance.tools import (
     wait_until,
 )
 from hoplite_ucx.transports.interface import CLOSE_SECONDS, Fault, Priority
-from hoplite_ucx.transports.memory import Memory, MemorySink
+from hoplite_ucx.transports.memory import Memory
 
 _MIB = 1 << 20
-
-
-class GatedSink(MemorySink):
-    """Takes bytes only as far as it is opened, and notes what came in which order."""
-
-    def __init__(self, memory: Memory, size: int, limit: int) -> None:
-        super().__init__(memory, size)
-        self._limit = limit
-        self._grown: Callable[[], None] = lambda: None
-        self.ends: list[int] = []
-        self.arrived = self._arrived
-
-    def _arrived(self, watermark: int) -> None:
-        assert watermark <= self._limit, f"bytes up to {watermark} beyond the limit {self._limit}"
-        self.ends.append(watermark)
-        self._memory.rise(watermark)
-
-    def limit(self) -> int:
-        return self._limit
-
-    def subscribe(self, grown: Callable[[], None]) -> None:
-        self._grown = grown
-
-    def open_to(self, limit: int) -> None:
-        self._limit = limit
-        self._grown()
 
 
 class LazySink:

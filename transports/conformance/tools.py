@@ -25,6 +25,7 @@ from hoplite_ucx.transports.memory import Memory, MemorySink
 
 __all__ = [
     "Endpoint",
+    "GatedSink",
     "Maker",
     "Process",
     "Receiving",
@@ -110,6 +111,32 @@ def filled(seed: int, size: int, watermark: int | None = None) -> Memory:
 
 def is_filled(memory: Memory, seed: int, start: int, end: int) -> bool:
     return memory.view[start:end] == pattern(seed, start, end)
+
+
+class GatedSink(MemorySink):
+    """Takes bytes only as far as it is opened, and notes what came in which order."""
+
+    def __init__(self, memory: Memory, size: int, limit: int) -> None:
+        super().__init__(memory, size)
+        self._limit = limit
+        self._grown: Callable[[], None] = lambda: None
+        self.ends: list[int] = []
+        self.arrived = self._arrived
+
+    def _arrived(self, watermark: int) -> None:
+        assert watermark <= self._limit, f"bytes up to {watermark} beyond the limit {self._limit}"
+        self.ends.append(watermark)
+        self._memory.rise(watermark)
+
+    def limit(self) -> int:
+        return self._limit
+
+    def subscribe(self, grown: Callable[[], None]) -> None:
+        self._grown = grown
+
+    def open_to(self, limit: int) -> None:
+        self._limit = limit
+        self._grown()
 
 
 class Receiving:

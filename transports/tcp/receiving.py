@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
-from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError
+from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError, connection_broke
 from hoplite_ucx.transports.handshake import HANDSHAKE_SECONDS, Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
@@ -205,6 +205,8 @@ class ReceivingLink:
         error: Exception | None = None
         try:
             self._drive(self._connect())
+        except OSError as failure:
+            error = connection_broke(failure, self.address)
         except Exception as failure:
             error = failure
         finally:

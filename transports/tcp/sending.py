@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError
+from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, connection_broke
 from hoplite_ucx.transports.interface import LinkStatus, Priority, Side, Source, StreamKey
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 
@@ -216,6 +216,8 @@ class SendingLink:
             while (sock := self._await_connection()) is not None:
                 try:
                     self._drive(sock)
+                except OSError as error:
+                    self._broken(connection_broke(error, f"{self.peer:x}"))
                 except Exception as error:
                     self._broken(error)
                 finally:
