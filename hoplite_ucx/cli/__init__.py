@@ -11,6 +11,7 @@ import typer
 from hoplite_ucx import __version__
 from hoplite_ucx.cli import bench, simulate
 from hoplite_ucx.cli.chaos import chaos
+from hoplite_ucx.cli.demo import demo
 from hoplite_ucx.cli.start import start
 from hoplite_ucx.cli.status import status
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 simulate.app.command()(chaos)
+app.command()(demo)
 app.command()(start)
 app.command()(status)
 app.add_typer(simulate.app)
