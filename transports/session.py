@@ -2,7 +2,7 @@
 
 A session is an asyncio protocol (made for uvloop): frames of bounded length, opaque here, in the order they were sent.
 It ends in `on_closed`, once: with None if this side closed it, else with an error that names the peer. Liveness is for
-the protocol above; a session only notices what the kernel notices (an end, a reset).
+the protocol above; a session only notices what the kernel notices (an end, a reset). All this is for the loop's thread.
 
 A `Listener` proves every connection before it hands it on: sessions as `Session`, links as a blocking socket for
 the transport's threads. A connection that fails the handshake, or is too slow in it, is closed, and the reason told.
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from struct import Struct
-from typing import cast
+from typing import Any, cast
 
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, socket_address, tune
 from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, TransportError, ViolationError
@@ -171,43 +171,53 @@ async def connect(
     max_frame: int = MAX_FRAME,
 ) -> Session:
     """Open a session; `made` is called with it before the first frame. Raises a `TransportError`."""
-    loop = asyncio.get_running_loop()
-    host, port = parse_address(address)
-    sock: socket.socket | None = None
     try:
-        try:
-            async with asyncio.timeout(seconds):
-                family, _, _, _, name = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-                sock = socket.socket(family, socket.SOCK_STREAM)
-                sock.setblocking(False)
-                tune(sock)
-                await loop.sock_connect(sock, name)
-        except OSError as error:
-            raise connect_failure(error, address, seconds) from error
+        async with asyncio.timeout(seconds):
+            sock = await _dial(address)
+    except OSError as error:
+        raise connect_failure(error, address, seconds) from error
+    try:
         peer = await _run(client(me, kind, address, expect), sock, address)
+        loop = asyncio.get_running_loop()
         _, session = await loop.create_connection(lambda: Session(peer, made, max_frame), sock=sock)
     except BaseException:
-        if sock is not None:
-            sock.close()
+        sock.close()
         raise
     return session
 
 
 async def probe(address: str, seconds: float = CONNECT_SECONDS) -> bool | None:
     """Does anybody listen there? True if the port takes a connection, False if it refuses, None without an answer."""
-    loop = asyncio.get_running_loop()
-    host, port = parse_address(address)
     try:
         async with asyncio.timeout(seconds):
-            family, _, _, _, name = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-            with socket.socket(family, socket.SOCK_STREAM) as sock:
-                sock.setblocking(False)
-                await loop.sock_connect(sock, name)
+            (await _dial(address)).close()
     except ConnectionRefusedError:
         return False
     except OSError:
         return None
     return True
+
+
+async def _dial(address: str) -> socket.socket:
+    """A connection to the first of the host's addresses that takes one."""
+    loop = asyncio.get_running_loop()
+    host, port = parse_address(address)
+    failure = OSError(f"{host} has no address")
+    for family, _, _, _, name in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            tune(sock)
+            await loop.sock_connect(sock, name)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure
 
 
 class Listener:
@@ -257,7 +267,7 @@ class Listener:
         if self._sock is not None:
             self._sock.close()
 
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.conformance.tools import (
+    CLOSE_WAIT,
     Endpoint,
     GatedSink,
     Maker,
@@ -24,7 +25,7 @@ from hoplite_ucx.transports.conformance.tools import (
     wait_until,
 )
 from hoplite_ucx.transports.errors import ConnectionLostError, WrongTokenError
-from hoplite_ucx.transports.interface import CLOSE_SECONDS, Fault, Priority, Side, StreamKey
+from hoplite_ucx.transports.interface import Fault, Priority, Side, StreamKey
 from hoplite_ucx.transports.memory import Memory
 
 _MIB = 1 << 20
@@ -33,10 +34,10 @@ _SIZE = 96 * _MIB
 
 def _started(node: int, process: Process, endpoint: Endpoint, seed: int, granule: int = _MIB) -> Receiving:
     """A long stream from another process that has begun."""
-    key = next_key()
-    incoming = Receiving(endpoint, process.node, process.address, key, _SIZE, granule=granule)
+    key, memory = next_key(), Memory(bytearray(_SIZE))
     process.serve(node, key, seed, _SIZE, granule=granule)
-    wait_until(lambda: incoming.memory.watermark() > 0, "the stream runs")
+    incoming = Receiving(endpoint, process.node, process.address, key, _SIZE, granule=granule, memory=memory)
+    wait_until(lambda: incoming.closes or memory.watermark() > 0, "the stream runs")
     return incoming
 
 
@@ -46,7 +47,7 @@ def check_sender_killed(make: Maker) -> None:
         with Process(make, 9) as process:
             incoming = _started(b.node, process, b, 1)
             process.kill()
-            watermark, fault = incoming.wait(2)
+            watermark, fault = incoming.wait(5)
         assert fault is Fault.BROKEN or watermark == _SIZE
         assert is_filled(incoming.memory, 1, 0, watermark)
         key = next_key()
@@ -63,7 +64,7 @@ def check_receiver_killed(make: Maker) -> None:
         outgoing = Serving(a, process.node, key, filled(2, _SIZE, watermark=_SIZE // 2), _SIZE, granule=_MIB)
         wait_until(lambda: outgoing.position > 0, "the stream runs")
         process.kill()
-        outgoing.wait(2)
+        outgoing.wait(5)
         other = next_key()
         incoming = Receiving(b, a.node, a.address, other, _MIB)
         Serving(a, b.node, other, filled(3, _MIB), _MIB)
@@ -82,7 +83,7 @@ def check_sender_stopped(make: Maker) -> None:
         other.complete(5)
         if not incoming.closes:
             incoming.cancel()
-        watermark, fault = incoming.wait(CLOSE_SECONDS)
+        watermark, fault = incoming.wait(CLOSE_WAIT)
         assert fault is None
         edge = bytes(incoming.memory.view[watermark : watermark + 2 * _MIB])
         process.resume()
@@ -117,7 +118,7 @@ def check_receiver_stopped(make: Maker) -> None:
         Serving(a, b.node, other, filled(9, _MIB), _MIB)
         incoming.complete(9)
         outgoing.cancel()
-        outgoing.wait(CLOSE_SECONDS)
+        outgoing.wait(CLOSE_WAIT)
         source.view.release()  # nothing reads it, or this or the thread fails
         process.resume()
         after = next_key()
@@ -133,7 +134,7 @@ def check_stopped_link_closes(make: Maker) -> None:
             process.stop()
             began = time.monotonic()
             assert b.close()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 5
             incoming.wait(0.5)
         process.resume()
 
@@ -143,7 +144,7 @@ def check_nobody_there(make: Maker) -> None:
     with endpoints(make, 1, 2) as (a, b):
         a.close()
         incoming = Receiving(b, a.node, a.address, next_key(), _MIB)
-        assert incoming.wait(2) == (0, Fault.BROKEN)
+        assert incoming.wait(5) == (0, Fault.BROKEN)
         Serving(b, 77, next_key(), filled(1, _MIB), _MIB).wait(5)
 
 
@@ -186,7 +187,7 @@ def check_garbage(make: Maker) -> None:
         for sock in silent:
             assert sock.recv(100) == b"", "a silent connection was kept"
             sock.close()
-        assert len(a.refused) >= 24
+        wait_until(lambda: len(a.refused) >= 24, "everyone is refused", 5)
 
 
 class _Storm:
@@ -301,7 +302,7 @@ def check_kill_storm(make: Maker) -> None:
                 time.sleep(draw.random() * 0.05)
                 process.kill()
                 for stream in streams:
-                    watermark, fault = stream.wait(2)
+                    watermark, fault = stream.wait(5)
                     assert fault is Fault.BROKEN or watermark == stream.size
                     assert is_filled(stream.memory, seed, 0, watermark)
         wait_until(lambda: not b.transport.links(), "the links are gone")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from hoplite_ucx.transports.conformance.tools import (
+    CLOSE_WAIT,
     Endpoint,
     GatedSink,
     Maker,
@@ -24,7 +25,7 @@ from hoplite_ucx.transports.conformance.tools import (
     steps,
     wait_until,
 )
-from hoplite_ucx.transports.interface import CLOSE_SECONDS, Fault, Priority
+from hoplite_ucx.transports.interface import Fault, Priority
 from hoplite_ucx.transports.memory import Memory
 
 _MIB = 1 << 20
@@ -284,7 +285,7 @@ def check_cancel_receive(make: Maker) -> None:
             outgoing, incoming = _pair(a, b, 32 * _MIB, seed, _MIB)
             wait_until(lambda incoming=incoming: incoming.memory.watermark() > 0, "it runs")  # type: ignore[misc]
             incoming.cancel()
-            watermark, fault = incoming.wait(CLOSE_SECONDS)
+            watermark, fault = incoming.wait(CLOSE_WAIT)
             assert fault is None
             after = bytes(incoming.memory.view[watermark : watermark + 2 * _MIB])
             assert is_filled(incoming.memory, seed, 0, watermark)
@@ -301,11 +302,11 @@ def check_cancel_serve(make: Maker) -> None:
         outgoing, incoming = _pair(a, b, 64 * _MIB, 16, _MIB)
         wait_until(lambda: incoming.memory.watermark() > 0, "it runs")
         outgoing.cancel()
-        outgoing.wait(CLOSE_SECONDS)
+        outgoing.wait(CLOSE_WAIT)
         time.sleep(0.05)
         assert not incoming.closes
         incoming.cancel()
-        watermark, fault = incoming.wait(CLOSE_SECONDS)
+        watermark, fault = incoming.wait(CLOSE_WAIT)
         assert fault is None
         assert is_filled(incoming.memory, 16, 0, watermark)
         _pair(a, b, _MIB, 17, 64 << 10)[1].complete(17)
@@ -318,8 +319,8 @@ def check_cancel_early(make: Maker) -> None:
             outgoing, incoming = _pair(a, b, _MIB, 18, 64 << 10)
             incoming.cancel()
             outgoing.cancel()
-            assert incoming.wait(CLOSE_SECONDS)[1] is None
-            outgoing.wait(CLOSE_SECONDS)
+            assert incoming.wait(CLOSE_WAIT)[1] is None
+            outgoing.wait(CLOSE_WAIT)
         _pair(a, b, _MIB, 19, 64 << 10)[1].complete(19)
 
 

@@ -20,10 +20,20 @@ from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.interface import Fault, LinkLost, Priority, Sink, Source, StreamKey, Transport
+from hoplite_ucx.transports.interface import (
+    CLOSE_SECONDS,
+    Fault,
+    LinkLost,
+    Priority,
+    Sink,
+    Source,
+    StreamKey,
+    Transport,
+)
 from hoplite_ucx.transports.memory import Memory, MemorySink
 
 __all__ = [
+    "CLOSE_WAIT",
     "Endpoint",
     "GatedSink",
     "Maker",
@@ -39,6 +49,8 @@ __all__ = [
 ]
 
 WAIT_SECONDS = 20.0
+CLOSE_WAIT = 6 * CLOSE_SECONDS
+"""Cancelled streams close in time; this process may not get the processor in time to see it."""
 
 
 class Endpoint(Protocol):

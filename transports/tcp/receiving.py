@@ -218,7 +218,7 @@ class ReceivingLink:
             family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             sock = socket.socket(family, socket.SOCK_STREAM)
             with self._lock:
-                self._sock = sock
+                self._sock = sock  # from here on `break_off` ends whatever it waits for
                 if self._closed:
                     raise self._closed_here()
             tune(sock)
