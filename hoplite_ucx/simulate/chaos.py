@@ -247,6 +247,7 @@ class Chaos:
         self._run_until(lambda: not any(call.open for call in cluster.calls.values()))
         self.oracle.judge_liveness()
         self._run_for(4 * cluster.settings.heartbeat)
+        self._run_until(self.oracle.agrees)
         self.oracle.judge_agreement()
 
     def _end(self) -> None:

@@ -6,6 +6,8 @@ once faults have stopped: every wait that could be satisfied has ended, the dire
 and after everything was deleted nothing is left: no stream, no timer, no pin, no byte.
 """
 
+from collections.abc import Callable
+
 from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
@@ -260,12 +262,11 @@ class Oracle:
             where = "the directory does not know" if (node_id, version) in held else "only the directory knows"
             raise BrokenPromiseError(f"{where} the copy of {version} at {label(node_id)}", version.ref)
 
+    def agrees(self) -> bool:
+        return _holds(self.judge_agreement)
+
     def at_rest(self) -> bool:
-        try:
-            self.judge_rest()
-        except BrokenPromiseError:
-            return False
-        return True
+        return _holds(self.judge_rest)
 
     def judge_rest(self) -> None:
         """Everything was deleted and let go of: nothing may be left."""
@@ -315,6 +316,14 @@ def refs_of(call: Call) -> tuple[bytes, ...]:
             return (target, *sources)
         case ContributorsCall(ref=ref):
             return (ref,)
+
+
+def _holds(judge: Callable[[], None]) -> bool:
+    try:
+        judge()
+    except BrokenPromiseError:
+        return False
+    return True
 
 
 def _require(true: bool, what: str, ref: bytes | None = None) -> None:

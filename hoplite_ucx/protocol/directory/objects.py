@@ -197,7 +197,7 @@ class Objects:
     def revive(self, member: Member, found: Copy | Partial | Bind, *, sealed: bool, origin: Origin | None) -> None:
         """A survivor of an earlier directory has bytes of a version: it goes on, unless there is a higher one."""
         version = found.version
-        record = self.record(version.ref)
+        record = self.records.get(version.ref, Record(version.ref))
         current = record.broadcast
         if current is not None and current.version == version and sealed and not current.sealed:
             self._note_seal(record, origin)  # others did not know yet
@@ -206,6 +206,7 @@ class Objects:
             return
         if not self.world.recovering and (not sealed or record.reduction is not None):
             return  # it comes too late: what was undecided is made anew
+        self.records[version.ref] = record
         self.reset(record)
         record.broadcast = self._broadcast_type(
             self.world, self.members, version, found.size, found.layout, member.nic.up
