@@ -5,13 +5,19 @@ it maps it writable before it is sealed; from then on the kernel refuses every o
 of its length, so a mapping handed to a stranger can neither be written through nor cut short under a reader.
 
 Descriptors travel by SCM_RIGHTS on plain Unix sockets; the peer's uid is the kernel's word, not the peer's.
+
+Mappings are made by the C library, since those of Python's `mmap` hold a descriptor each: a process may have many
+objects mapped, and descriptors are scarce.
 """
 
+import ctypes
 import fcntl
 import mmap
 import os
 import socket
 import struct
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,12 +67,34 @@ def prefault(memory: SharedMemory) -> None:
 
 
 def map_writable(fd: int, capacity: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(fd, capacity), np.uint8)
+    return np.frombuffer(_map(fd, capacity, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
 
 
-def map_read_only(fd: int, capacity: int) -> mmap.mmap:
-    """The mapping lives while any view of it does; a finalizer on it fires after the last."""
-    return mmap.mmap(fd, capacity, prot=mmap.PROT_READ)
+def map_read_only(fd: int, capacity: int, on_unmapped: Callable[[], None]) -> memoryview:
+    """The mapping lives while any view of it does; `on_unmapped` is called after the last, on whichever thread that
+    happens, so it must not block. It is not called at the end of the process."""
+    mapped = _map(fd, capacity, mmap.PROT_READ)
+    weakref.finalize(mapped, on_unmapped).atexit = False
+    return memoryview(mapped).cast("B").toreadonly()
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def _map(fd: int, capacity: int, protection: int) -> "ctypes.Array[ctypes.c_ubyte]":
+    address = _libc.mmap(None, capacity, protection, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    mapped = (ctypes.c_ubyte * capacity).from_address(address)
+    weakref.finalize(mapped, _libc.munmap, address, capacity).atexit = False
+    return mapped
 
 
 def size_class(size: int) -> int:

@@ -35,6 +35,7 @@ def _agent() -> Serve:
                 port=task.get("port", 0),
                 memory=task["memory"],
                 rate=task["rate"],
+                patience=task.get("patience"),
             )
         )
         await agent.start()

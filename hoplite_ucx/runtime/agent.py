@@ -6,8 +6,10 @@ machine's time comes.
 """
 
 import asyncio
+import logging
 import resource
 import secrets
+import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,6 +64,8 @@ from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Sink,
 from hoplite_ucx.transports.session import Listener, Session, connect
 from hoplite_ucx.transports.tcp import TcpTransport
 
+_log = logging.getLogger("hoplite.agent")
+
 _IDENTITY_BITS = 45
 """Identities are drawn at random; with its generation a node's number stays below 2**62."""
 
@@ -76,6 +80,8 @@ class AgentProfile:
     port: int = 0
     memory: int
     rate: float
+    patience: float | None = None
+    """How long to look for a directory that is gone before ending; None is for ever."""
 
 
 class Agent:
@@ -90,6 +96,7 @@ class Agent:
         self._closed = False
         self._directory: Session | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._alone_since: float | None = now()
         self._slots: dict[int, Slot] = {}
         self._started = now()
 
@@ -191,9 +198,16 @@ class Agent:
 
     def _apply(self, effects: list[Any]) -> None:
         for effect in effects:
-            self._perform[type(effect)](effect)
+            try:
+                self._perform[type(effect)](effect)
+            except Exception:  # one that cannot be performed must not take the others with it
+                _log.exception("%s could not be performed", effect)
 
     def _tick(self) -> None:
+        patience = self._profile.patience
+        if patience is not None and self._alone_since is not None and now() - self._alone_since > patience:
+            self._alone_since = None
+            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
         positions = self._workers.positions()
         for there in (
             self._transport.serve_positions(),
@@ -211,6 +225,7 @@ class Agent:
     async def _open_directory(self) -> None:
         def made(session: Session) -> None:
             self._directory = session
+            self._alone_since = None
             session.on_frame = lambda frame: self._from_directory(session, frame)
             session.on_closed = lambda _: self._directory_closed(session)
             self.dispatch(DirectoryConnected())
@@ -234,6 +249,7 @@ class Agent:
     def _directory_closed(self, session: Session) -> None:
         if self._directory is session:
             self._directory = None
+            self._alone_since = now()
             self.dispatch(DirectoryLost())
 
     def _disconnect_directory(self, _: DisconnectDirectory) -> None:
@@ -402,7 +418,7 @@ class Agent:
 
 
 def _raise_descriptor_limit() -> None:
-    """Every mapped segment holds two descriptors."""
+    """Every segment that workers can map holds a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -5,7 +5,6 @@ hears which of this process's old mappings will not be used again; its end tells
 child made by fork has none of this: its copies of the sockets are closed, and it must begin anew.
 """
 
-import mmap
 import os
 import secrets
 import select
@@ -15,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
@@ -211,22 +211,17 @@ class Client:
         if value.data is not None:
             return memoryview(value.data)
         fd = connection.take_fd()
+        give_back = partial(self._release, value.pin, self._forks)
         try:
-            mapping = shm.map_read_only(fd, value.capacity)
+            return shm.map_read_only(fd, value.capacity, give_back)[: value.size]
         except OSError as error:
-            self._release(value.pin, self._forks)
+            give_back()
             raise _no_memory(error) from error
         finally:
             os.close(fd)
-        self._give_back_later(mapping, value.pin)
-        return memoryview(mapping)[: value.size]
-
-    def _give_back_later(self, mapping: mmap.mmap, pin: int) -> None:
-        """When the last view of the mapping dies, wherever that is, the agent is told, by another thread."""
-        finalizer = weakref.finalize(mapping, self._release, pin, self._forks)
-        finalizer.atexit = False
 
     def _release(self, pin: int, forks: int) -> None:
+        """A mapping is gone, wherever its last view died: another thread tells the agent."""
         if os.getpid() == self._pid and not self._closed:
             self._released.append((pin, forks))
             self._poke()

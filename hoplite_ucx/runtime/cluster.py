@@ -29,6 +29,8 @@ TOKEN = "HOPLITE_TOKEN"
 TOKEN_FILE = "HOPLITE_TOKEN_FILE"
 
 _FIND_SECONDS = 2.0
+_PATIENCE = 3.0
+"""Nobody starts an embedded directory again: after this long without it, the agent ends, and calls hear of it."""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,8 @@ def start_embedded(memory: int) -> Cluster:
     try:
         children.append(processes.spawn("directory", directory_task(token.encode()), tied_to_thread=tied))
         address = children[0].report["address"]
-        processes.tell(agent_process, agent_task(address, token.encode(), memory, LOOPBACK_RATE, "127.0.0.1"))
+        task = agent_task(address, token.encode(), memory, LOOPBACK_RATE, "127.0.0.1")
+        processes.tell(agent_process, {**task, "patience": _PATIENCE})
         children.append(processes.await_ready("agent", agent_process))
         report = children[1].report
         client = Client(socket_name(report["cluster"], report["agent"]))

@@ -107,13 +107,17 @@ class Connection:
         """Read what there is; False if nothing came in that time."""
         try:
             self._sock.settimeout(seconds)
-            data, fds, _, _ = socket.recv_fds(self._sock, _RECEIVE, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, fds, flags, _ = socket.recv_fds(self._sock, _RECEIVE, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             return False
         except OSError as error:
             self.close()
             raise _gone(f"the agent is gone: {error}") from error
         self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            self.close()
+            detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"
+            raise Failure(FailureKind.STORE_FULL, detail, remedy).exception()
         if not data:
             self.close()
             raise _gone("the agent is gone")

@@ -8,6 +8,7 @@ Beside nodes, whoever has the token may ask for a status, in a session that neve
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,8 @@ from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.session import Listener, Session, probe
+
+_log = logging.getLogger("hoplite.directory")
 
 STATUS = b"\xc1status"
 """The question for a status; no message of the protocol begins with this byte."""
@@ -95,7 +98,10 @@ class DirectoryServer:
 
     def _apply(self, effects: list[DirectoryEffect]) -> None:
         for effect in effects:
-            self._perform[type(effect)](effect)
+            try:
+                self._perform[type(effect)](effect)
+            except Exception:  # one that cannot be performed must not take the others with it
+                _log.exception("%s could not be performed", effect)
 
     def _send(self, effect: SendNode) -> None:
         session = self._sessions.get(effect.node)

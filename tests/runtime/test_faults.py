@@ -206,6 +206,20 @@ def test_use_before_init_and_after_shutdown(monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
 
+def test_an_embedded_cluster_without_its_directory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    hoplite.init(memory=64 << 20)
+    try:
+        thread, outcome = in_background(lambda: hoplite.get(hoplite.new_ref(), timeout=None))
+        (directory,) = [c for c in children_of(os.getpid()) if "directory" in Path(f"/proc/{c}/cmdline").read_text()]
+        os.kill(directory, signal.SIGKILL)
+        thread.join(15)
+        assert isinstance(outcome[0], ClosedError)
+    finally:
+        hoplite.shutdown()
+
+
 def test_no_agent_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClosedError, match="hoplite start"):
         hoplite.init("127.0.0.1:1")

@@ -72,10 +72,29 @@ def test_nobody_else_can_map_sealed_memory_writable() -> None:
     for size in (0, 2 * SIZE):
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(memory.fd, size)
-    reader = shm.map_read_only(memory.fd, SIZE)
+    unmapped: list[bool] = []
+    reader = shm.map_read_only(memory.fd, SIZE, lambda: unmapped.append(True))
     memory.array[1] = 9  # its owner still can
-    assert reader[:3] == bytes((1, 9, 3))
+    view = np.frombuffer(reader, np.uint8)[1:3]
+    del reader
     memory.close()
+    assert list(view) == [9, 3]
+    assert not unmapped
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+    del view
+    assert unmapped == [True]
+
+
+def test_mappings_hold_no_descriptor() -> None:
+    memory = shm.create(SIZE)
+    before = open_descriptors()
+    views = [shm.map_read_only(memory.fd, SIZE, lambda: None) for _ in range(100)]
+    assert open_descriptors() == before
+    assert len(views) == 100
+    memory.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        shm.map_read_only(before + 1000, SIZE, lambda: None)
 
 
 def test_size_classes_waste_little() -> None:
