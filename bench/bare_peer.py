@@ -5,7 +5,7 @@ start what to do and with whom, and memory and connections are there before the 
 after it stopped. `bare` starts a peer in each host and speaks with it over its standard streams, a line each:
 
     peer: ready          driver: the moment to start, on the clock that all processes of a machine share
-    peer: the seconds from that moment until it was done
+    peer: the seconds from that moment until it was done, and the processor time it took
 
 until standard input ends. Arguments: operation, own rank, size in bytes, the addresses of all ranks in order.
 """
@@ -260,12 +260,14 @@ def main(arguments: list[str]) -> None:
         if not told:
             return
         start = float(told)
+        used = time.process_time()
         time.sleep(max(0.0, start - time.monotonic()))
         run()
         seconds = time.monotonic() - start
+        used = time.process_time() - used
         if not is_right(number):
             raise SystemExit(f"rank {rank}: a wrong result of {operation}")
-        tell(repr(seconds if peer.round_trip is None else peer.round_trip))
+        tell(f"{seconds if peer.round_trip is None else peer.round_trip!r} {used!r}")
 
 
 def tell(line: str) -> None:

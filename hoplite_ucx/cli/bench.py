@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from hoplite_ucx.bench import cluster as clusters
-from hoplite_ucx.bench.bare import BareError, measure_bare
+from hoplite_ucx.bench.bare import measure_bare
 from hoplite_ucx.bench.cluster import Cluster, ClusterError
-from hoplite_ucx.bench.timing import PAYLOAD, Measurement, progress_bar
-from hoplite_ucx.cli.quantities import (
-    bandwidth_option,
-    format_bandwidth,
-    format_duration,
-    format_size,
-    size_option,
-)
+from hoplite_ucx.bench.timing import progress_bar
+from hoplite_ucx.cli import bench_live
+from hoplite_ucx.cli.measures import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
+from hoplite_ucx.cli.quantities import format_bandwidth, format_size
 
 app = typer.Typer(name="bench", help="Measure on emulated hosts.", no_args_is_help=True)
 cluster_app = typer.Typer(name="cluster", help="Emulated hosts that stay up between commands.", no_args_is_help=True)
@@ -34,18 +26,10 @@ bare_app = typer.Typer(name="bare", help="The operations with bare sockets, to c
 app.add_typer(cluster_app)
 app.add_typer(bare_app)
 
-Hosts = Annotated[int, typer.Option(min=1, help="How many hosts, the source included.")]
-Size = Annotated[int, typer.Option(parser=size_option, help="Size of each object.")]
-Rate = Annotated[float, typer.Option(parser=bandwidth_option, help="Rate of each host, in and out.")]
-Repeat = Annotated[int, typer.Option(min=1, help="Timed rounds, after an untimed one.")]
-Name = Annotated[str | None, typer.Option(help="The cluster's name; needed only if there are several.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")]
+bench_live.add_to(app)
 
-# Typer parses a default as it parses what is typed.
-_SIZE: int = "32MiB"  # type: ignore[assignment]
-_ECHO_SIZE: int = "1KiB"  # type: ignore[assignment]
-_RATE: float = "1gbit"  # type: ignore[assignment]
-_DIGITS = 3
+Name = Annotated[str | None, typer.Option(help="The cluster's name; needed only if there are several.")]
+
 _DEFAULT_NAME = "hoplite"
 
 
@@ -55,12 +39,12 @@ _DEFAULT_NAME = "hoplite"
 @cluster_app.command()
 def up(
     hosts: Hosts = 8,
-    rate: Rate = _RATE,
+    rate: Rate = RATE,
     name: Annotated[str, typer.Option(help="What to call it.")] = _DEFAULT_NAME,
     as_json: Json = False,
 ) -> None:
     """Make emulated hosts that stay until `down`."""
-    with _refusals():
+    with refusals():
         cluster = Cluster.detached(hosts, rate, name)
     if as_json:
         typer.echo(
@@ -94,7 +78,7 @@ def down(
     as_json: Json = False,
 ) -> None:
     """End hosts and everything that runs in them, also what was left by a cluster that was killed."""
-    with _refusals():
+    with refusals():
         found = clusters.names_detached()
         chosen = found if every else [_choose(name, found)]
         ended = [each for each in chosen if clusters.take_down(each)]
@@ -113,7 +97,7 @@ def execute(
     name: Name = None,
 ) -> None:
     """Run a command in a host."""
-    with _refusals():
+    with refusals():
         cluster = Cluster.attach(_choose(name, clusters.names_up()))
         if host >= len(cluster.hosts):
             raise ClusterError(f"cluster {cluster.name} has the hosts 0 to {len(cluster.hosts) - 1}, and no {host}")
@@ -136,76 +120,43 @@ def _choose(name: str | None, found: list[str]) -> str:
 
 @bare_app.command()
 def broadcast(
-    hosts: Hosts = 8, size: Size = _SIZE, rate: Rate = _RATE, repeat: Repeat = 5, as_json: Json = False
+    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False
 ) -> None:
     """A chain of relays, from host 0 to all others."""
     _bare("broadcast", hosts, size, rate, repeat, as_json=as_json)
 
 
 @bare_app.command()
-def reduce(hosts: Hosts = 8, size: Size = _SIZE, rate: Rate = _RATE, repeat: Repeat = 5, as_json: Json = False) -> None:
+def reduce(hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False) -> None:
     """A chain in which every host adds its array, to host 0."""
     _bare("reduce", hosts, size, rate, repeat, as_json=as_json)
 
 
 @bare_app.command()
 def allreduce(
-    hosts: Hosts = 8, size: Size = _SIZE, rate: Rate = _RATE, repeat: Repeat = 5, as_json: Json = False
+    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False
 ) -> None:
     """A ring of all hosts."""
     _bare("allreduce", hosts, size, rate, repeat, as_json=as_json)
 
 
 @bare_app.command()
-def gather(hosts: Hosts = 8, size: Size = _SIZE, rate: Rate = _RATE, repeat: Repeat = 5, as_json: Json = False) -> None:
+def gather(hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False) -> None:
     """All other hosts to host 0 at once."""
     _bare("gather", hosts, size, rate, repeat, as_json=as_json)
 
 
 @bare_app.command()
-def echo(size: Size = _ECHO_SIZE, rate: Rate = _RATE, repeat: Repeat = 5, as_json: Json = False) -> None:
+def echo(size: Size = SMALL_SIZE, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False) -> None:
     """A round trip between two hosts."""
     _bare("echo", 2, size, rate, repeat, as_json=as_json)
 
 
 def _bare(operation: str, hosts: int, size: int, rate: float, repeat: int, *, as_json: bool) -> None:
-    with _refusals(), progress_bar(f"bare {operation}", repeat + 1, quiet=as_json) as advance:
+    with refusals(), progress_bar(f"bare {operation}", repeat + 1, quiet=as_json) as advance:
         measured = measure_bare(operation, hosts=hosts, size=size, rate=rate, repeat=repeat, advance=advance)
     if as_json:
         typer.echo(measured.json_line())
         return
     between = f"{hosts} hosts" if operation != "echo" else "two hosts"
     show([measured], f"{operation} of {format_size(size)} between {between}, {format_bandwidth(rate)} each")
-
-
-# --- what all measurements share -------------------------------------------------------------------------------
-
-
-def show(measurements: Iterable[Measurement], title: str) -> None:
-    """One line a measurement: its median, the fastest and slowest round, and how it stands to the limit."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in ("", "median", "fastest", "slowest", "spread", "× limit", "limit"):
-        table.add_column(column, justify="left" if not column else "right")
-    for each in measurements:
-        bounded = each.ratio is not None and each.limit_seconds is not None
-        table.add_row(
-            each.what,
-            *(format_duration(seconds, _DIGITS) for seconds in (each.seconds, each.fastest, each.slowest)),
-            f"{each.spread:.0%}",
-            f"{each.ratio:.3f}" if bounded else "-",
-            format_duration(each.limit_seconds or 0.0, _DIGITS) if bounded else "-",
-        )
-    console = Console(highlight=False)
-    console.print(table)
-    rules = f"the limit counts {PAYLOAD:g} of the rate; rounds start together and end with the last host"
-    console.print(rules, style="dim", soft_wrap=True)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """What a cluster or a peer refuses is told in a line."""
-    try:
-        yield
-    except (ClusterError, BareError) as refusal:
-        typer.echo(f"hoplite bench: {refusal}", err=True)
-        raise typer.Exit(1) from None
