@@ -44,7 +44,7 @@ from hoplite_ucx.protocol.events import (
     Supply,
     Tick,
 )
-from hoplite_ucx.protocol.ids import StreamId, identity_of, label, node_id
+from hoplite_ucx.protocol.ids import CallId, StreamId, identity_of, label, node_id
 from hoplite_ucx.protocol.messages import Leave, StreamFault, Welcome, decode_to_node, encode
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
@@ -111,7 +111,7 @@ class Agent:
         self._combiner = Combiner()
         self._local = LocalStreams(self._combiner.executor)
         self._peers = PeerSessions(self._me, self.dispatch)
-        self._workers = Workers(self.dispatch, self._greeting, self.status)
+        self._workers = Workers(self.dispatch, self._greeting, self.status, self._is_stored)
         self._store = self._workers.store = Store(profile.memory, self._workers.forget)
         self._transport: Transport
         self._transport = transport = TcpTransport(self._me)
@@ -373,6 +373,10 @@ class Agent:
             self.dispatch(CombinedBytes(effect.version, data))
         else:
             self._combiner.executor.submit(work)
+
+    def _is_stored(self, call: CallId) -> bool:
+        put = self.machine.calls.puts.get(call)
+        return put is None or (put.holding is not None and not put.holding.writing)
 
     # --- what people and workers ask ---------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def put(value: object, *, ref: ObjectRef | None = None, timeout: float | None = 
     ours = current.client()
     check_timeout(timeout)
     name = optional_ref(ref)
-    ours.put(name.binary, values.encode(value), timeout)
+    ours.put(name.binary, values.encode(value), timeout, fresh=ref is None)
     return note_made(name)
 
 

@@ -67,14 +67,14 @@ class Client:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def put(self, ref: bytes, encoded: Encoded, timeout: float | None) -> bool:
-        """Returns whether the ref had an object already, which stays."""
+    def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
+        """Returns whether the ref had an object already, which stays. A `fresh` ref was made for this put."""
         connection = self._connection()
         call = connection.next_call()
         small = encoded.size <= self.greeting.small_limit
         data = encoded.to_bytes() if small else None
         with _Calls(connection, {call}):
-            connection.send(wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout))
+            connection.send(wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh))
             if not small:
                 memory = self._mine[self._space(connection, call, timeout)].data
                 for watermark in encoded.copy_into(memory):

@@ -6,6 +6,7 @@ An agent that is gone or does not answer is a `ClosedError`, and the connection 
 
 import os
 import socket
+import struct
 import time
 from collections import deque
 from contextlib import suppress
@@ -17,7 +18,8 @@ from hoplite_ucx.transports import shm
 _QUIET = 10.0
 _CONNECT_SECONDS = 5.0
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
-_MAX_FDS = 64
+_FD = struct.Struct("i")
+_ROOM_FOR_FDS = socket.CMSG_SPACE(64 * _FD.size)
 
 PING = 0
 """The call number of pings; calls count from one."""
@@ -107,13 +109,15 @@ class Connection:
         """Read what there is; False if nothing came in that time."""
         try:
             self._sock.settimeout(seconds)
-            data, fds, flags, _ = socket.recv_fds(self._sock, _RECEIVE, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, beside, flags, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             return False
         except OSError as error:
             self.close()
             raise _gone(f"the agent is gone: {error}") from error
-        self._fds.extend(fds)
+        for level, kind, content in beside:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(_FD.unpack_from(content, at)[0] for at in range(0, len(content), _FD.size))
         if flags & socket.MSG_CTRUNC:
             self.close()
             detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"

@@ -37,7 +37,8 @@ class Hello(_Request, frozen=True):
 
 
 class PutRequest(_Request, frozen=True):
-    """Small objects come with their bytes; for others the agent answers with memory to fill."""
+    """Small objects come with their bytes; for others the agent answers with memory to fill. `fresh`: the ref was made
+    for this put, so that nobody can have put or deleted it before."""
 
     call: Number
     ref: Ref
@@ -45,6 +46,7 @@ class PutRequest(_Request, frozen=True):
     layout: Layout
     data: bytes | None
     timeout: Timeout
+    fresh: bool = False
 
 
 class PutProgress(_Request, frozen=True):

@@ -30,9 +30,9 @@ class Host:
         return socket_name(self.agent.report["cluster"], self.agent.report["agent"])
 
     def put(self, value: object, ref: ObjectRef | None = None, timeout: float | None = SECONDS) -> ObjectRef:
-        ref = ref or ObjectRef.random()
-        self.client.put(ref.binary, values.encode(value), timeout)
-        return ref
+        name = ref or ObjectRef.random()
+        self.client.put(name.binary, values.encode(value), timeout, fresh=ref is None)
+        return name
 
     def get(self, ref: ObjectRef, timeout: float | None = SECONDS) -> Any:
         ((memory, layout),) = self.client.get([ref.binary], timeout)
