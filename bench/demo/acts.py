@@ -22,8 +22,10 @@ _NOTICE = 0.05
 """From telling everyone until it begins."""
 _FRAME = 0.1
 _SELDOM = 0.1
-_OFTEN = 0.004
-_MIDDLE = (0.3, 0.85)
+_OFTEN = 0.005
+_CLOSELY = 0.5
+"""How often agents are asked, in seconds: as a rule, and for so long after a kill those that it concerns."""
+_MIDDLE = (0.3, 0.9)
 """A host is killed when it stands in between."""
 _LATE = (0.1, 0.2, 0.3)
 """How much later than the others the last hosts put their arrays."""
@@ -83,6 +85,8 @@ class Act(ABC):
         self._kill_wanted = kill
         self._show = show
         self._orphans: set[int] = set()
+        self._feeders: set[int] = set()
+        """Who was behind the host that was killed, and who was before it."""
         self._done: dict[int, dict[str, dict[str, Any]]] = {track.index: {} for track in self.tracks}
         self._traffic = Traffic({machine.node: machine.index for machine in hosts.machines})
         # Small objects are over soon: look more often, else nobody would be caught in the middle.
@@ -151,11 +155,19 @@ class Act(ABC):
                 self._show(self)
         ends = [track.done_at for track in self.tracks if track.done_at is not None and not track.dead]
         self.seconds = max(ends, default=None)
-        self._watch(None)
+        self._look_once_more()
         if self._kill_wanted and self.killed is None:
             self.note("·", "nobody was killed: it was over before anyone was in the middle; try a larger --size")
         self.check()
         self._show(self)
+
+    def _look_once_more(self) -> None:
+        """So that the last picture is of the end."""
+        self._watch(self._every)
+        until = time.monotonic() + 2 * self._every + _NOTICE
+        while time.monotonic() < until:
+            self._listen(until + _PATIENCE)
+        self._watch(None)
 
     def note(self, mark: str, text: str, at: float | None = None) -> None:
         self.incidents.append(Incident(self.now() if at is None else at, mark, text))
@@ -202,12 +214,11 @@ class Act(ABC):
         if self.killed_at is None or self.began is None:
             return
         for sender in new:
+            if host not in self._orphans and sender not in self._feeders:
+                continue  # it would have come anyway
             after = at - self.began - self.killed_at
             self.reroutes.append(Reroute(host, sender, after))
             self.note("↪", self.rerouted(host, sender, after), at - self.began)
-            if host in self._orphans:
-                self._orphans.discard(host)
-                machine.tell("watch", every=self._every)
 
     def rerouted(self, host: int, sender: int, after: float) -> str:
         return f"host {host} goes on behind host {sender}, {after * 1e3:.0f} ms after the kill"
@@ -218,8 +229,9 @@ class Act(ABC):
         standing = self.standing(victim)
         self.affected(victim)
         self._orphans = {receiver for sender, receiver in self.edges if sender == victim}
+        self._feeders = {sender for sender, receiver in self.edges if receiver == victim}
         for host in self._orphans:
-            self.hosts.machines[host].tell("watch", every=_OFTEN)
+            self.hosts.machines[host].tell("watch", every=_OFTEN, seconds=_CLOSELY)
         self.killed, self.killed_at = victim, self.now()
         machine.kill()
         self.note("✗", f"host {victim} is killed with -9, {standing}", self.killed_at)
@@ -281,12 +293,14 @@ class Broadcast(Act):
         return all(track.dead or self.has_done(track.index, "get") for track in self.tracks[1:])
 
     def victim(self) -> int | None:
-        """A relay, with about as many hosts behind it as before it."""
+        """A relay, with about as many hosts behind it as before it, when it is in the middle of the object."""
+        if len(self.edges) < len(self.tracks) - 1:
+            return None  # the tree is not whole yet
+        behind = {sender: len(_behind(sender, self.edges)) for sender, _ in self.edges if sender != 0}
+        middle = (len(self.tracks) - 2) / 2
+        relay = min(behind, key=lambda host: (abs(behind[host] - middle), host), default=None)
         least, most = _MIDDLE
-        relays = {sender for sender, _ in self.edges if sender != 0}
-        fitting = [host for host in relays if least <= self.tracks[host].fraction <= most]
-        behind = {host: len(_behind(host, self.edges)) for host in fitting}
-        return min(fitting, key=lambda host: (abs(2 * behind[host] - len(self.tracks) + 2), host), default=None)
+        return relay if relay is not None and least <= self.tracks[relay].fraction <= most else None
 
     def affected(self, victim: int) -> None:
         pass  # everyone keeps what it has
@@ -322,7 +336,8 @@ class Reduce(Act):
     @property
     def title(self) -> str:
         first = f"the first {self.count} of " if self.count < len(self.tracks) else ""
-        return f"of one array from {first}{len(self.tracks)} hosts, for host 0"
+        late = [f"{delay:g}" for delay in self.delays if delay]
+        return f"from {first}{len(self.tracks)} hosts to host 0; some come {', '.join(late)} s late"
 
     def prepare(self) -> None:
         for machine in self.alive:
@@ -345,14 +360,12 @@ class Reduce(Act):
         if report["done"] == "put" and self.began is not None:
             at = report["at"] - self.began
             self.tracks[host].role = f"put at {at:.2f} s"
-            if self.delays[host]:
-                self.note("+", f"host {host} comes with its array", at)
 
     def victim(self) -> int | None:
         """A host whose array is on its way into the sum, if possible one that adds to what it gets from others."""
         least, most = _MIDDLE
-        if not all(self.has_done(track.index, "put") for track in self.tracks[: self.count]):
-            return None
+        if len(self.edges) < self.count - 1:
+            return None  # some that go in have not come yet
         fitting = {
             sender: bool(self.tracks[sender].senders)
             for sender, _ in self.edges

@@ -18,7 +18,7 @@ from rich.text import Text
 from hoplite_ucx.bench.demo.acts import Act, Incident, Track
 
 _BAR = 40
-_MARKS = {"✗": "bold red", "↪": "cyan", "+": "green"}
+_MARKS = {"✗": "bold red", "↪": "cyan"}
 _MOST_INCIDENTS = 8
 Format = Callable[[float], str]
 
@@ -73,7 +73,7 @@ class Screen:
 
 
 def picture(act: Act, duration: Format) -> RenderableType:
-    parts: list[RenderableType] = [Text(), *tree_lines(act.edges, act.tracks), Text(), _bars(act, duration)]
+    parts: list[RenderableType] = [*tree_lines(act.edges, act.tracks), Text(), _bars(act, duration)]
     incidents = sorted(act.incidents, key=lambda incident: incident.at)
     if len(incidents) > _MOST_INCIDENTS:
         hidden = len(incidents) - _MOST_INCIDENTS

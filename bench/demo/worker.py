@@ -62,6 +62,7 @@ class Worker:
         self._values: dict[str, Array] = {}
         self._out = threading.Lock()
         self._every: float | None = None
+        self._closely = (0.0, 0.0)
         self._watch_changed = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -77,14 +78,19 @@ class Worker:
         except HopliteError as error:
             self.say(failed=do, why=str(error))
 
-    def watch(self, every: float | None) -> None:
-        self._every = every
+    def watch(self, every: float | None, seconds: float | None = None) -> None:
+        """Look at the agent so often from now on, or only for some seconds."""
+        if every is None or seconds is None:
+            self._every = every
+            self._closely = (0.0, 0.0)
+        else:
+            self._closely = (every, time.monotonic() + seconds)
         self._watch_changed.set()
 
     def _watch(self) -> None:
         while True:
-            every = self._every
-            if self._watch_changed.wait(every):
+            closely, until = self._closely
+            if self._watch_changed.wait(closely if time.monotonic() < until else self._every):
                 self._watch_changed.clear()
             if self._every is None:
                 continue
@@ -152,7 +158,7 @@ def main() -> None:
         for line in sys.stdin:
             command = json.loads(line)
             if command["do"] == "watch":
-                worker.watch(command["every"])
+                worker.watch(command["every"], command.get("seconds"))
             else:
                 commands.put(command)
         os._exit(0)
