@@ -408,7 +408,7 @@ def _check_nothing_undone(
     chosen, spec, root = reduction.chosen, reduction.spec, reduction.root
     changed = [ref for ref in chosen if not (_is_available(directory, reduction, ref) or _is_in(reduction, homes, ref))]
     gone = [ref for ref in changed if not directory.objects.may_come(ref, seen=True)]
-    spare = next((ref for ref in spec.sources if ref not in chosen and directory.objects.is_ready(ref)), None)
+    spare = next((ref for ref in spec.sources if ref not in chosen and _can_be_chosen(directory, ref)), None)
     if spare is not None:
         assert len(chosen) == spec.count, f"{name}: {short(spare)} is ready, and was not chosen"
         assert not gone, f"{name}: {_refs(gone)} are gone, and {short(spare)} could replace them"
@@ -426,6 +426,10 @@ def _check_nothing_undone(
         undecided = any(directory.objects.is_undecided(ref) for ref in chosen)
         at_work = root.host is not None and not directory.objects.has_part(root.ref, root.host.node, complete=True)
         assert undecided or at_work, f"{name}: complete and decided, and yet not sealed"
+
+
+def _can_be_chosen(directory: "Directory", ref: bytes) -> bool:
+    return directory.objects.is_ready(ref) and not directory.objects.is_deleted(ref)
 
 
 def _is_available(directory: "Directory", reduction: Reduction, part: bytes) -> bool:

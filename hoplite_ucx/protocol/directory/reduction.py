@@ -265,7 +265,8 @@ class Reduction:
 
     def _note_ready(self) -> None:
         for ref in self.spec.sources:
-            if self._objects.is_ready(ref):
+            hidden = self._objects.is_deleted(ref) and ref not in self.chosen  # only others may still use it
+            if self._objects.is_ready(ref) and not hidden:
                 self._seen.add(ref)
                 self._ready.setdefault(ref)
             else:
@@ -320,7 +321,7 @@ class Reduction:
         for ref in self._ready:
             if len(self.chosen) == self.spec.count:
                 break
-            if ref in self.chosen or self._objects.is_deleted(ref):
+            if ref in self.chosen:
                 continue
             if not self._fits(ref):
                 return
