@@ -22,6 +22,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from struct import Struct
 
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
 from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError, connection_broke
@@ -37,6 +38,7 @@ IDLE_SECONDS = 60.0
 # Records that may wait for a sender that does not read them.
 MAX_UNSENT = 1 << 20
 _SCRATCH = 256 << 10
+_RESET = Struct("@ii").pack(1, 0)
 
 
 class Incoming:
@@ -354,6 +356,8 @@ class ReceivingLink:
             for incoming in left:
                 self._remove(incoming)
             if self._sock is not None:
+                # With a reset, so that a sender that waits for room in our window hears of it at once.
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 self._sock.close()
             self._sock = None
             os.close(self._wake)

@@ -323,8 +323,11 @@ class SendingLink:
                     self._remove(outgoing)
                 self._close_stream(outgoing)
             pieces = (header[sent:], window) if sent < DATA.size else (window[sent - DATA.size :],)
-            with suppress(BlockingIOError):
+            try:
                 sent += sock.sendmsg(pieces)
+            except BlockingIOError:
+                # A receiver that closed with its window shut never answers the kernel; its end shows only here.
+                self._read_records(sock)
 
     def _read_records(self, sock: socket.socket) -> None:
         try:
@@ -354,7 +357,9 @@ class SendingLink:
                 elif (stream := self._ungranted.get(channel)) is not None:
                     self._grants[stream] = channel, limit
             elif what == Record.CANCEL:
-                if outgoing is not None:
+                if outgoing is not None and outgoing is self._sending:
+                    outgoing.over = True  # its frame is under way: `_send_rest` closes it
+                elif outgoing is not None:
                     self._remove(outgoing)
                     cancelled = outgoing
                 elif (stream := self._ungranted.pop(channel, None)) is not None:
