@@ -273,10 +273,7 @@ class Agent:
     # --- segments and streams ----------------------------------------------------------------------------------
 
     def _fill(self, effect: Fill) -> None:
-        segment = self._store[effect.segment]
-        self._store.back(segment)
-        segment.memory[:] = effect.data
-        segment.raise_watermark(segment.size)
+        self._store[effect.segment].adopt(effect.data)
 
     def _free(self, effect: Free) -> None:
         slot = self._slots.pop(effect.segment, None)

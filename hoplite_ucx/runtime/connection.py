@@ -19,6 +19,7 @@ _QUIET = 10.0
 _CONNECT_SECONDS = 5.0
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _FD = struct.Struct("i")
+_TIMEVAL = struct.Struct("ll")
 _ROOM_FOR_FDS = socket.CMSG_SPACE(64 * _FD.size)
 
 PING = 0
@@ -34,7 +35,9 @@ class Connection:
         self._next = PING
         self.broken = False
         try:
-            sock.settimeout(_CONNECT_SECONDS)
+            # The kernel keeps these limits: Python's own would cost two more system calls for every message.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(1, 0))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_QUIET), 0))
             sock.connect(name)
             if shm.peer_uid(sock) != os.getuid():
                 raise _gone("another user's process answers under this agent's name")
@@ -63,7 +66,6 @@ class Connection:
 
     def send(self, request: wire.Request) -> None:
         try:
-            self._sock.settimeout(_QUIET)
             self._sock.sendall(wire.frame(request))
         except OSError as error:
             self.close()
@@ -71,22 +73,27 @@ class Connection:
 
     def receive(self, deadline: float | None) -> wire.Reply:
         """The next reply. The agent keeps to the caller's time limit; this is about the agent itself."""
-        asked = False
+        heard = None
         while not self._replies:
-            left = _QUIET if deadline is None else min(_QUIET, deadline - time.monotonic())
-            if left <= 0 or not self._read(left):
-                if asked or (deadline is not None and time.monotonic() >= deadline):
-                    self.close()
-                    raise _gone("the agent does not answer")
-                self.send(wire.Ping(PING))
-                asked = True
+            if self._read():
+                heard = None
+            elif heard is None:
+                heard = time.monotonic()
             else:
-                asked = False
+                self._be_patient(time.monotonic() - heard, deadline)
         return self._replies.popleft()
+
+    def _be_patient(self, quiet: float, deadline: float | None) -> None:
+        """Nothing has come for a while: ask whether the agent is there."""
+        if quiet >= 2 * _QUIET or (deadline is not None and time.monotonic() >= deadline):
+            self.close()
+            raise _gone("the agent does not answer")
+        if quiet >= _QUIET:
+            self.send(wire.Ping(PING))
 
     def read_ready(self) -> list[wire.Reply]:
         """What has come, after the socket was found readable."""
-        self._read(_QUIET)
+        self._read()
         replies = list(self._replies)
         self._replies.clear()
         return replies
@@ -105,12 +112,11 @@ class Connection:
         with suppress(AttributeError):
             self._sock.close()
 
-    def _read(self, seconds: float) -> bool:
-        """Read what there is; False if nothing came in that time."""
+    def _read(self) -> bool:
+        """Read what there is; False if nothing came for a second."""
         try:
-            self._sock.settimeout(seconds)
             data, beside, flags, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC)
-        except TimeoutError:
+        except BlockingIOError:
             return False
         except OSError as error:
             self.close()

@@ -54,8 +54,8 @@ class Segment:
         self.number = number
         self.size = size
         self.backing: Backing | None = None
-        self.array: Bytes = _NOTHING
         self.memory = memoryview(b"")
+        self._array: Bytes | None = None
         self._watermark = 0
         self._missing = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
@@ -63,8 +63,19 @@ class Segment:
 
     def back(self, backing: Backing) -> None:
         self.backing = backing
-        self.array = backing.array[: self.size]
-        self.memory = self.array.data if self.size else memoryview(bytearray())
+        self.memory = backing.array.data[: self.size]
+
+    def adopt(self, data: bytes) -> None:
+        """All of a small object at once: it lives in these very bytes."""
+        self.memory = memoryview(data)
+        self.raise_watermark(self.size)
+
+    @property
+    def array(self) -> Bytes:
+        """The memory, for arithmetic."""
+        if self._array is None or len(self._array) != self.size:
+            self._array = np.frombuffer(self.memory, np.uint8)
+        return self._array
 
     def watermark(self) -> int:
         return self._watermark
@@ -108,7 +119,6 @@ class Piece(Segment):
         super().__init__(number, size)
         self.offset = offset
         self._whole = whole
-        self.array = whole.array[offset : offset + size]
         self.memory = whole.memory[offset : offset + size]
         self._watermark = min(size, max(0, whole.watermark() - offset))
         whole.expect(size - self._watermark)
@@ -151,9 +161,6 @@ def _yield_to_others() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
-_NOTHING: Bytes = np.empty(0, np.uint8)
-
-
 class Store:
     """All segments of a node. Every method is called on the loop's thread."""
 
@@ -186,8 +193,8 @@ class Store:
 
     def back(self, segment: Segment) -> None:
         """Give a segment memory that this process fills. Without descriptors it is memory that workers cannot map."""
-        if segment.backing is not None or isinstance(segment, Piece):
-            return
+        if len(segment.memory) == segment.size > 0:
+            return  # it has some
         try:
             segment.back(self._small(segment.size) if segment.size <= SMALL else self._take(segment.size, None))
         except OSError:

@@ -257,9 +257,7 @@ class Workers:
             return  # its caller is gone, and the cancellation is on its way
         segment = self.store[ready.segment]
         if entry.data is not None:
-            self.store.back(segment)
-            segment.memory[:] = entry.data
-            segment.raise_watermark(segment.size)
+            segment.adopt(entry.data)
             entry.data = None
             self._dispatch(PutFinished(ready.call))
             return
