@@ -49,7 +49,7 @@ from hoplite_ucx.protocol.messages import Leave, StreamFault, Welcome, decode_to
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.addresses import host_towards
-from hoplite_ucx.runtime.kernels import combine_bytes
+from hoplite_ucx.runtime.kernels import Kernel, combine_bytes
 from hoplite_ucx.runtime.local import LocalStreams
 from hoplite_ucx.runtime.peers import PeerSessions
 from hoplite_ucx.runtime.slots import Combiner, Slot
@@ -355,10 +355,9 @@ class Agent:
         segment = self._store[effect.segment]
         self._store.back(segment)
         parts = [None if part is None else self._store[part] for part in effect.parts]
+        kernel = Kernel(effect.layout, effect.op)
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
-        self._slots[effect.segment] = Slot(
-            self._combiner, segment, effect.layout, effect.op, parts, on_combined, start=effect.start
-        )
+        self._slots[effect.segment] = Slot(self._combiner, segment, kernel, parts, on_combined, start=effect.start)
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
         def work() -> None:

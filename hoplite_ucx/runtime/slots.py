@@ -16,7 +16,6 @@ from contextlib import suppress
 
 import numpy as np
 
-from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.kernels import Bytes, Kernel
 from hoplite_ucx.runtime.store import Segment
 
@@ -72,18 +71,17 @@ class Slot:
         self,
         combiner: Combiner,
         segment: Segment,
-        layout: bytes,
-        op: Operation,
+        kernel: Kernel | None,
         parts: list[Segment | None],
         on_combined: Callable[[], None],
         *,
         start: int = 0,
-        offset: int = 0,
     ) -> None:
-        """`offset` is where the segment's first byte lies in the object that the layout describes."""
+        """Without a kernel there is one part, which is copied as far as it has come."""
+        assert kernel is not None or len(parts) == 1
         self.segment = segment
         self._combiner = combiner
-        self._kernel = Kernel(layout, op, offset)
+        self._kernel = kernel
         self._parts = [Part(index, part, start) for index, part in enumerate(parts)]
         self._on_combined = on_combined
         self._lock = threading.Lock()
@@ -153,10 +151,10 @@ class Slot:
         for part in self._parts:
             before = part.combined
             goal = min(limit, part.available())
-            if part.index == 0:
+            if part.index == 0 or self._kernel is None:
                 part.combined = self._take_first(part, goal)
             else:
-                part.combined = self._take(part, self._kernel.floor(goal))
+                part.combined = self._take(part, self._kernel.floor(goal), self._kernel)
             if part.combined > before:
                 self._dirty = True
                 if part.sink is not None:
@@ -180,7 +178,7 @@ class Slot:
             self.segment.array[part.combined : goal] = part.memory[part.combined : goal]
         return goal
 
-    def _take(self, part: Part, goal: int) -> int:
+    def _take(self, part: Part, goal: int, kernel: Kernel) -> int:
         start = part.combined
         first = self._parts[0].memory
         left = first if part.index == 1 and first is not None else self.segment.array
@@ -196,7 +194,7 @@ class Slot:
             goal = min(goal, start + len(right) - place)
         if goal > start:
             with np.errstate(all="ignore"):
-                self._kernel.combine(self.segment.array, left, right, start, goal, shift)
+                kernel.combine(self.segment.array, left, right, start, goal, shift)
         return max(goal, start)
 
     def _let_go(self) -> None:

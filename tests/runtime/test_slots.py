@@ -8,6 +8,7 @@ import pytest
 
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import values
+from hoplite_ucx.runtime.kernels import Kernel
 from hoplite_ucx.runtime.local import LocalStreams
 from hoplite_ucx.runtime.slots import RING, Combiner, PartSink, Slot
 from hoplite_ucx.runtime.store import Backing, Segment
@@ -48,7 +49,7 @@ class Output:
         self.segment = segment(size=like.nbytes)
         self.done = threading.Event()
         layout = values.encode(like).layout
-        self.slot = Slot(combiner, self.segment, layout, Operation.SUM, parts, self.done.set)
+        self.slot = Slot(combiner, self.segment, Kernel(layout, Operation.SUM), parts, self.done.set)
 
     def array(self) -> np.ndarray:
         assert self.done.wait(10)
@@ -69,6 +70,17 @@ def test_local_parts(combiner: Combiner) -> None:
 def test_one_local_part_is_copied(combiner: Combiner) -> None:
     (one,) = arrays(1)
     assert np.array_equal(Output(combiner, [segment(one)], one).array(), one)
+
+
+def test_a_growing_part_is_copied_without_a_kernel(combiner: Combiner) -> None:
+    (one,) = arrays(1)
+    growing, target, done = segment(size=SIZE), segment(size=SIZE), threading.Event()
+    Slot(combiner, target, None, [growing], done.set)
+    growing.memory[:] = one.tobytes()
+    growing.raise_watermark(12_345)
+    growing.raise_watermark(SIZE)
+    assert done.wait(10)
+    assert bytes(target.memory) == one.tobytes()
 
 
 @pytest.mark.parametrize("order", ["own first", "stream first"])
