@@ -84,9 +84,6 @@ class Act(ABC):
         self.began: float | None = None
         self._kill_wanted = kill
         self._show = show
-        self._orphans: set[int] = set()
-        self._feeders: set[int] = set()
-        """Who was behind the host that was killed, and who was before it."""
         self._done: dict[int, dict[str, dict[str, Any]]] = {track.index: {} for track in self.tracks}
         self._traffic = Traffic({machine.node: machine.index for machine in hosts.machines})
         # Small objects are over soon: look more often, else nobody would be caught in the middle.
@@ -213,9 +210,7 @@ class Act(ABC):
             track.fraction = self._traffic.fraction(host, self.size)
         if self.killed_at is None or self.began is None:
             return
-        for sender in new:
-            if host not in self._orphans and sender not in self._feeders:
-                continue  # it would have come anyway
+        for sender in new:  # the tree was whole before the kill, so this is because of it
             after = at - self.began - self.killed_at
             self.reroutes.append(Reroute(host, sender, after))
             self.note("↪", self.rerouted(host, sender, after), at - self.began)
@@ -228,10 +223,9 @@ class Act(ABC):
         machine, track = self.hosts.machines[victim], self.tracks[victim]
         standing = self.standing(victim)
         self.affected(victim)
-        self._orphans = {receiver for sender, receiver in self.edges if sender == victim}
-        self._feeders = {sender for sender, receiver in self.edges if receiver == victim}
-        for host in self._orphans:
-            self.hosts.machines[host].tell("watch", every=_OFTEN, seconds=_CLOSELY)
+        for sender, receiver in self.edges:
+            if sender == victim:
+                self.hosts.machines[receiver].tell("watch", every=_OFTEN, seconds=_CLOSELY)
         self.killed, self.killed_at = victim, self.now()
         machine.kill()
         self.note("✗", f"host {victim} is killed with -9, {standing}", self.killed_at)

@@ -40,7 +40,7 @@ class Screen:
         if self._quiet:
             yield
             return
-        self._console.print(Text.assemble((f"{number}  ", "dim"), (title, "bold")))
+        self._console.print(Text.assemble((f"{number}  ", "dim"), (title, "bold")), soft_wrap=True)
         if not self._console.is_terminal:
             yield
             self._console.print()

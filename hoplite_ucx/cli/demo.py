@@ -78,6 +78,7 @@ def _interrupt(*_: object) -> None:
 def _play(there: Hosts, screen: Screen, *, kill: bool) -> list[Act]:
     with screen.waiting("starting hosts"):
         there.up()
+        _warm_up(there)
     kind = f"emulated hosts of {format_bandwidth(there.rate)}" if there.rate is not None else "hosts on loopback"
     screen.say(Text(f"{len(there.machines)} {kind}, each with an agent and a worker", "bold"))
     if there.remark:
@@ -90,10 +91,19 @@ def _play(there: Hosts, screen: Screen, *, kill: bool) -> list[Act]:
     if gone:
         with screen.waiting(f"host {gone[0].index} comes back"):
             there.start(gone)
+            _warm_up(there)
     reduce = Reduce(there, kill=kill, show=screen.show)
     with screen.act(2, f"reduce of {format_size(there.size)} {reduce.title}"):
         reduce.play()
     return [broadcast, reduce]
+
+
+def _warm_up(there: Hosts) -> None:
+    """An untimed round, as before every measurement: connections are made, and no page of memory is fresh later."""
+    round_before = Broadcast(there, kill=False, show=lambda _: None)
+    round_before.play()
+    if round_before.problems:
+        raise DemoError("; ".join(round_before.problems))
 
 
 def _summary(screen: Screen, acts: list[Act], seconds: float) -> None:
