@@ -1,19 +1,20 @@
 """The async twin of the API: the same functions, to be awaited.
 
 A call runs on a thread of a small pool, so the event loop never waits for it. A task that is cancelled stops waiting at
-once; its call goes on in the background until it is answered or its `timeout` is over.
+once; its call goes on in the background until it is answered or its `timeout` is over. A program that ends does not
+wait for such calls.
 """
 
 import asyncio
 import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from hoplite_ucx.runtime import api, current, scopes
 from hoplite_ucx.runtime.api import DEFAULT_TIMEOUT, new_ref
+from hoplite_ucx.runtime.background import DaemonPool
 from hoplite_ucx.runtime.layout import Array
 from hoplite_ucx.runtime.refs import ObjectRef
 
@@ -35,13 +36,13 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_pool = ThreadPoolExecutor(32, "hoplite-aio")
+_pool = DaemonPool(32, "hoplite-aio")
 
 
 async def _run(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """On a thread of the pool, in the caller's context, so that scopes see what is made."""
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(_pool, partial(context.run, function, *args, **kwargs))
+    return await asyncio.wrap_future(_pool.submit(partial(context.run, function, *args, **kwargs)))
 
 
 async def init(address: str | None = None, *, memory: int | None = None, agent: str | None = None) -> None:

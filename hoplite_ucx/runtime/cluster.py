@@ -51,10 +51,6 @@ class Cluster:
             else:
                 os.environ[name] = value
 
-    def leave_behind(self) -> None:
-        """In a forked child: the processes are the parent's."""
-        self.children.clear()
-
 
 def default_memory() -> int:
     """4 GiB, or half of what this machine has."""

@@ -206,6 +206,26 @@ def test_use_before_init_and_after_shutdown(monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
 
+def test_a_program_ends_although_calls_are_open() -> None:
+    code = (
+        "import asyncio, threading, hoplite_ucx as hoplite\n"
+        "from hoplite_ucx import aio\n"
+        "hoplite.init()\n"
+        "async def main():\n"
+        "    open_call = asyncio.create_task(aio.get(hoplite.new_ref(), timeout=None))\n"
+        "    await asyncio.sleep(0.1)\n"
+        "asyncio.run(main())\n"
+        "wait = lambda: hoplite.get(hoplite.new_ref(), timeout=None)\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
+        "print('end')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=without_address(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "end\n"
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_embedded_cluster_without_its_directory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
