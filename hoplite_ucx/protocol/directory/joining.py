@@ -72,6 +72,8 @@ class Joining:
             linked = self._objects.records[ref].broadcast
             if linked is not None:
                 linked.link_adopted()
+                if not self._world.recovering:
+                    linked.halt_adopted()
         return known
 
     def _reconcile_slots(self, member: Member, reports: dict[Version, SlotReport], known: list[Record]) -> None:

@@ -185,9 +185,11 @@ class Directory:
             if earlier is not None:
                 self._declare_dead(earlier, f"{label(node)} has taken its place")
             member = self.members.join(join, self.world.now)
+            self._recovery.expect(join)
+            welcome = Welcome(self.incarnation, self.cluster, self.settings, self._recovery.members())
+            self.world.send(node, welcome)
             if "sweep" not in self.world.timers:
                 self._set_sweep()
-            self.world.send(node, Welcome(self.incarnation, self.cluster, self.settings, len(self.members)))
             known = self._joining.reconcile(member, join)
             self._repeat_calls(member, join)
             for record in [*known, *(self.records[ref] for ref in member.refs)]:
@@ -216,7 +218,7 @@ class Directory:
         self._remove_member(member, "left", fence=True)
 
     def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
-        self.world.send(member.node, Alive(len(self.members)))
+        self.world.send(member.node, Alive(self._recovery.members()))
         for progress in heartbeat.progress:
             record = self.records.get(progress.version.ref)
             if record is not None and record.broadcast and record.broadcast.version == progress.version:

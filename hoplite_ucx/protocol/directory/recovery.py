@@ -38,22 +38,30 @@ class Recovery:
         self.deletes.clear()
         self.asks.clear()
         self._heard.clear()
+        self._expected = (0, 0)
 
     # --- while nodes are heard ---------------------------------------------------------------------------------
+
+    def expect(self, join: Join) -> None:
+        if self._world.recovering and join.incarnation < self._world.incarnation:
+            self._expected = max(self._expected, (join.incarnation, join.members))
 
     def hear(self, member: Member, join: Join) -> None:
         """Take up what a survivor of an earlier directory announces, before it is compared with what is known."""
         for copy in (*join.copies, *join.producing):
             self._objects.revive(member, copy, sealed=copy.sealed, origin=copy.origin)
-        for partial in join.partials:
-            if partial.number or not partial.into:  # else it does not know itself what it waits for
-                self._objects.revive(member, partial, sealed=partial.sealed, origin=partial.origin)
         if self._world.recovering:
-            self._expected = max(self._expected, (join.incarnation, join.members))
+            for partial in join.partials:
+                if partial.number or not partial.into:  # else it does not know itself what it waits for
+                    self._objects.revive(member, partial, sealed=partial.sealed, origin=partial.origin)
             self._heard.add(member.node)
             for report in join.slots:
                 self._hear_slot(member, report)
             self.tombstones |= dict.fromkeys(join.tombstones, member)
+
+    def members(self) -> int:
+        """How many nodes there are, or were: whoever succeeds us in the middle of this must wait for all of them."""
+        return max(len(self._objects.members), self._expected[1] if self._world.recovering else 0)
 
     def heard_all(self) -> bool:
         """Whether as many have come as there were."""
