@@ -125,10 +125,9 @@ def _verdict(act: Act) -> Text:
     if act.limit is not None:
         text.append(f"   {act.seconds / act.limit:.2f} × the limit of {_time(act.limit)}")
     if act.killed is not None:
-        text.append(f"   host {act.killed} was killed at {_time(act.killed_at or 0.0)}")
+        text.append(f"   host {act.killed} died")
         if act.reroutes:
-            quickest = min(each.after for each in act.reroutes)
-            text.append(f", others went on {_time(quickest)} later")
+            text.append(f", rerouted in {_time(min(each.after for each in act.reroutes))}")
     return text
 
 

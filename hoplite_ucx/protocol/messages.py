@@ -132,6 +132,15 @@ class SlotReport(Struct, frozen=True, array_like=True):
 
     bind: "Bind"
     missing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)]
+    undecided: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)] = ()
+    """Parts that were not sealed, as far as the node knows: the directory must know them itself."""
+
+
+class Tombstone(Struct, frozen=True, array_like=True):
+    """A ref that was deleted lately, and by which incarnation: what a later one took is another object."""
+
+    ref: Ref
+    incarnation: Number
 
 
 class Join(_ToDirectory, frozen=True):
@@ -165,7 +174,7 @@ class Join(_ToDirectory, frozen=True):
     asks: Annotated[tuple[Ask, ...], Meta(max_length=_MAX_LIST)] = ()
     submitted: Annotated[tuple[Reduce, ...], Meta(max_length=_MAX_LIST)] = ()
     """Reductions that were asked for here and, as far as the node knows, are not decided."""
-    tombstones: Refs = ()
+    tombstones: Annotated[tuple[Tombstone, ...], Meta(max_length=_MAX_LIST)] = ()
     """What was deleted from here lately."""
 
 

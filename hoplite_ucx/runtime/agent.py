@@ -52,6 +52,7 @@ from hoplite_ucx.runtime.addresses import host_towards
 from hoplite_ucx.runtime.kernels import Kernel, combine_bytes
 from hoplite_ucx.runtime.local import LocalStreams
 from hoplite_ucx.runtime.peers import PeerSessions
+from hoplite_ucx.runtime.refusals import tell_refused
 from hoplite_ucx.runtime.slots import Combiner, Slot
 from hoplite_ucx.runtime.store import SMALL, SegmentSink, Store
 from hoplite_ucx.runtime.waking import Waker, now
@@ -115,7 +116,7 @@ class Agent:
         self._store = self._workers.store = Store(profile.memory, self._workers.forget)
         self._transport: Transport
         self._transport = transport = TcpTransport(self._me)
-        self._listener = Listener(self._me, {Kind.PEER: self._peers.accept}, transport.adopt)
+        self._listener = Listener(self._me, {Kind.PEER: self._peers.accept}, transport.adopt, on_refused=tell_refused)
         self.address = await self._listener.start(host, profile.port)
         node_profile = NodeProfile(
             host=host,

@@ -32,6 +32,7 @@ from hoplite_ucx.protocol.events import (
 from hoplite_ucx.protocol.ids import NodeId, identity_of, label
 from hoplite_ucx.protocol.messages import Join, Rejected, decode_to_directory, encode, malformed
 from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.refusals import tell_refused
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
@@ -70,7 +71,7 @@ class DirectoryServer:
         if successor:
             self.machine.recover(now())
             self._waker.set(self.machine.wakeup())
-        self._listener = Listener(self._identity, {Kind.CONTROL: self._accept})
+        self._listener = Listener(self._identity, {Kind.CONTROL: self._accept}, on_refused=tell_refused)
         return await self._listener.start(host, port)
 
     async def close(self) -> None:

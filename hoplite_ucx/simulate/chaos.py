@@ -235,6 +235,7 @@ class Chaos:
         for index in range(self._nodes):
             if not cluster.slots[index].alive:
                 cluster.restart(index)
+        self._run_until(self._everybody_is_back)
         # What is waited for and exists somewhere must come now; what exists nowhere is put again, and once more if the
         # first put met a tombstone that a node which was away has not heard of.
         for _ in range(_PUTS_AGAIN):
@@ -264,6 +265,12 @@ class Chaos:
         self._run_for(cluster.settings.tombstone)
         self._run_until(self.oracle.at_rest)
         self.oracle.judge_rest()
+
+    def _everybody_is_back(self) -> bool:
+        directory = self.cluster.directory
+        members = directory.machine.members
+        here = all(members.get(node.machine.node) is not None for node in self.cluster.slots)
+        return directory.alive and here and not directory.machine.world.recovering
 
     def _only_the_absent_are_missing(self) -> bool:
         records = self.cluster.directory.machine.records

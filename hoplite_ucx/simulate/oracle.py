@@ -62,7 +62,7 @@ class Oracle:
         self._fair_weather = fair_weather
         self._puts: dict[Version, Call] = {}
         self._made_of: dict[Version, int] = {}  # decided versions, and the token of their bytes
-        self._contributors: dict[bytes, tuple[bytes, ...]] = {}
+        self._contributors: dict[bytes, set[bytes]] = {}  # their order may be another after a restart
         self._given_up: set[bytes] = set()
         self._judged: list[Failure | None] = []
         self._deleted: set[bytes] = set()
@@ -115,7 +115,7 @@ class Oracle:
         _require(len(set(refs)) == spec.count, f"{version} has {len(refs)} of {spec.count} sources", version.ref)
         _require(set(refs) <= set(spec.sources), f"{version} has a source that nobody named", version.ref)
         self._made_of[version] = self._cluster.provenance.combined(self._token_of(v) for v in chosen)
-        self._contributors[version.ref] = refs
+        self._contributors[version.ref] = set(refs)
 
     def _token_of(self, version: Version) -> int:
         return self._puts[version].token if version in self._puts else self._made_of[version]
@@ -182,7 +182,7 @@ class Oracle:
             case PutDone() if isinstance(call.event, PutCall):
                 _require(call.filled, f"put {call.event.call} was answered before its last byte", call.event.ref)
             case ContributorsAre(refs=refs) if isinstance(call.event, ContributorsCall):
-                right = refs == self._contributors.get(call.event.ref)
+                right = set(refs) == self._contributors.get(call.event.ref) and len(refs) == len(set(refs))
                 _require(right, f"contributors of {short(call.event.ref)} are not {refs}", call.event.ref)
             case Waited(ready=ready):
                 for ref in ready:

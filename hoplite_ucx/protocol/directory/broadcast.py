@@ -261,7 +261,7 @@ class Broadcast:
             for receiver in list(self._adopted.values()):
                 assert receiver.adopted_from is not None
                 sender, rate = receiver.adopted_from
-                if self._is_linkable(receiver, sender):
+                if self._is_linkable(receiver, sender) and self._has_room(receiver, sender):
                     finish = self._world.now + (self.size - receiver.watermark) / rate
                     self._begin_stream(receiver, Plan(sender, rate, finish))
                     linked = True
@@ -270,16 +270,30 @@ class Broadcast:
         above = self.receivers.get(sender)
         if sender not in self.pool.locations or (above is not None and above.state is not State.STREAMING):
             return False
-        if receiver.into:
-            return True
+        return bool(receiver.into) or receiver.member.node != sender
+
+    def _has_room(self, receiver: Receiver, sender: NodeId) -> bool:
         taker, giver = receiver.member, self._members[sender]
-        return taker is not giver and taker.receiving < taker.streams_in and giver.sending < giver.streams_out
+        return bool(receiver.into) or (taker.receiving < taker.streams_in and giver.sending < giver.streams_out)
 
     def halt_adopted(self) -> None:
-        """Their senders did not come: they are placed anew."""
-        for receiver in list(self._adopted.values()):
+        """Their senders did not come: they are placed anew. Whoever lacks only a place in the accounts runs on: its
+        sender refuses those who were placed instead, and then there is one."""
+        for receiver in [receiver for receiver in self._adopted.values() if not self._comes_from_root(receiver)]:
             del self._adopted[receiver.key]
             self._halt(receiver)
+
+    def _comes_from_root(self, receiver: Receiver) -> bool:
+        """Whether an adopted stream would be in order, if those above it were."""
+        passed: set[ReceiverKey] = set()
+        while receiver.adopted_from is not None and receiver.key not in passed:
+            passed.add(receiver.key)
+            sender, _ = receiver.adopted_from
+            above = self.receivers.get(sender)
+            if above is None or above.state is not State.ADOPTED:
+                return self._is_linkable(receiver, sender)
+            receiver = above
+        return False
 
     def advanced(self, key: ReceiverKey, watermark: int) -> None:
         receiver = self.receivers.get(key)
@@ -329,6 +343,7 @@ class Broadcast:
 
     def place(self) -> None:
         """Give every waiting receiver a sender, the most advanced first, as far as there are senders."""
+        self.link_adopted()  # what runs already comes before what could
         if self._no_senders or not self.has_root():
             return
         now = self._world.now

@@ -5,6 +5,8 @@ its copies, its half received streams, its slots and its unfinished puts are tak
 to drop the rest. The calls that it repeats are for the handlers of the `Directory`.
 """
 
+from collections.abc import Container
+
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects, Record
 from hoplite_ucx.protocol.directory.recovery import Recovery
@@ -42,9 +44,9 @@ class Joining:
             if not kept:
                 broadcast.remove(node)
         self._recovery.forget(member)
-        if survivor:
+        if survivor or (join.incarnation and self._world.recovering):  # it may come twice before anything is decided
             self._recovery.hear(member, join)
-        self._reconcile_slots(member, slots, known)
+        self._reconcile_slots(member, slots, known, held)
         for version in (copy.version for copy in join.copies):  # all of them, before one of them decides anything
             record_of = self._objects.records.get(version.ref)
             current = record_of.broadcast if record_of is not None and not record_of.deleted else None
@@ -76,8 +78,11 @@ class Joining:
                     linked.halt_adopted()
         return known
 
-    def _reconcile_slots(self, member: Member, reports: dict[Version, SlotReport], known: list[Record]) -> None:
-        """Slots that both sides know of go on; what only we know of is bound anew, what only the node knows of ends."""
+    def _reconcile_slots(
+        self, member: Member, reports: dict[Version, SlotReport], known: list[Record], held: Container[Version]
+    ) -> None:
+        """Slots that both sides know of go on; what only we know of is bound anew, what only the node knows of ends,
+        unless it has come to a complete copy of what is still made."""
         for record in known:
             slot, reduction = record.slot, record.reduction
             if slot is None or reduction is None or slot.host is not member or slot.version is None:
@@ -91,7 +96,9 @@ class Joining:
             record_of = self._objects.records.get(version.ref)
             if self._recovery.runs_slot(member, version.ref):
                 continue
-            if record_of is None or record_of.decided != version:
+            current = record_of.broadcast if record_of is not None else None
+            useful = current is not None and current.version == version and version in held
+            if record_of is None or not (useful or record_of.decided == version):
                 self._world.send(member.node, Drop(version))
 
     def _runs_slot(self, member: Member, ref: bytes) -> bool:
@@ -104,8 +111,8 @@ class Joining:
         broadcast = self._objects.current(member, version)
         if broadcast is None or broadcast.producer == member.node:
             return
-        if broadcast.has_root() or member.node in broadcast.receivers:
-            self._world.send(member.node, Drop(version))  # others have it all: offered again, it is a no-op
+        if broadcast.has_root() or member.node in broadcast.receivers or not broadcast.sealed:
+            self._world.send(member.node, Drop(version))  # others have it all, or make it: offered again, it is a no-op
         else:
             self._objects.involve(self._objects.records[version.ref], member)
             broadcast.produce(member)

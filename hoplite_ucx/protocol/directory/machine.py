@@ -43,6 +43,7 @@ from hoplite_ucx.protocol.messages import (
     Declined,
     Delete,
     Deleted,
+    Drop,
     Evict,
     EvictAnswer,
     Eviction,
@@ -175,6 +176,9 @@ class Directory:
         elif join.cluster != self.cluster:
             detail, remedy = f"this is cluster {self.cluster!r}, not {join.cluster!r}", "check the address"
             self._reject(node, FailureKind.INVALID, detail, remedy)
+        elif join.incarnation > self.incarnation:
+            detail = f"this directory is incarnation {self.incarnation}, and {join.incarnation} has taken its place"
+            self._reject(node, FailureKind.STALE, detail, "stop this directory, or check the address")
         elif join.node != node:
             self._reject(node, FailureKind.INVALID, f"{label(node)} joins as {label(join.node)}", "join as yourself")
         elif self.members.is_fenced(node):
@@ -185,11 +189,11 @@ class Directory:
             if earlier is not None:
                 self._declare_dead(earlier, f"{label(node)} has taken its place")
             member = self.members.join(join, self.world.now)
-            self._recovery.expect(join)
-            welcome = Welcome(self.incarnation, self.cluster, self.settings, self._recovery.members())
-            self.world.send(node, welcome)
             if "sweep" not in self.world.timers:
                 self._set_sweep()
+            self._recovery.expect(join)
+            population = self._recovery.population(len(self.members))
+            self.world.send(node, Welcome(self.incarnation, self.cluster, self.settings, population))
             known = self._joining.reconcile(member, join)
             self._repeat_calls(member, join)
             for record in [*known, *(self.records[ref] for ref in member.refs)]:
@@ -200,6 +204,10 @@ class Directory:
 
     def _repeat_calls(self, member: Member, join: Join) -> None:
         """What the node still waits for is asked anew: the answers may have been lost."""
+        for tombstone in join.tombstones:
+            earlier = tombstone.incarnation < self.incarnation and not self.world.recovering
+            if earlier and self._recovery.buries(tombstone):
+                self._delete(self.objects.record(tombstone.ref), member)
         for put in join.puts:
             self.objects.offer(member, put)
         for ref in join.wants:
@@ -218,7 +226,7 @@ class Directory:
         self._remove_member(member, "left", fence=True)
 
     def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
-        self.world.send(member.node, Alive(self._recovery.members()))
+        self.world.send(member.node, Alive(self._recovery.population(len(self.members))))
         for progress in heartbeat.progress:
             record = self.records.get(progress.version.ref)
             if record is not None and record.broadcast and record.broadcast.version == progress.version:
@@ -252,11 +260,10 @@ class Directory:
         recovery = self._recovery
         self.world.timers.cancel("recover")
         recovery.decide(lambda host, reduce: self._remember_reduction(host, reduce, survivor=True))
+        buried = [(ref, member) for ref, (_, member) in recovery.tombstones.items() if recovery.is_buried(ref)]
         self.world.recovering = False
-        for ref, member in recovery.tombstones.items():
-            record = self.objects.record(ref)
-            if record.broadcast is None or record.broadcast.version.incarnation < self.incarnation:
-                self._delete(record, member)
+        for ref, member in buried:
+            self._delete(self.objects.record(ref), member)
         for record in list(self.records.values()):
             if record.broadcast is None:
                 self.objects.offer_deferred(record)
@@ -316,7 +323,7 @@ class Directory:
 
     def _on_want(self, member: Member, want: Want) -> None:
         record = self.objects.record(want.ref)
-        if record.deleted or want.ref in self._recovery.tombstones:
+        if record.deleted or self._recovery.is_buried(want.ref):
             self.world.send(member.node, Failed(want.ref, deleted(want.ref)))
             self.objects.settle(record)
             return
@@ -497,6 +504,7 @@ class Directory:
         record.spec = reduce
         record.contributors = record.decided = None
         record.reduction = self.reduction_type(self.objects, record, reduce, member.node)
+        self.objects.offer_deferred(record)  # puts that came while nobody knew of it: they are refused
         self.world.tell(reduce.target, "{} of {} sources asked for", reduce.count, len(reduce.sources))
         for ref in reduce.sources:
             self.objects.record(ref).consumers[reduce.target] = record.reduction
@@ -521,13 +529,18 @@ class Directory:
             self.objects.involve(record, member)
 
     def _on_bound(self, member: Member, bound: Bound) -> None:
-        if self.objects.current(member, bound.version) is None:
+        broadcast = self.objects.current(member, bound.version)
+        if broadcast is None:
             return
         record = self.records[bound.version.ref]
         slot = record.slot
-        if record.reduction is None or slot is None or slot.host is not member or slot.number != bound.number:
-            return
-        if not slot.bound:
+        if record.reduction is None or slot is None or slot.host is not member:
+            self.world.send(member.node, Drop(bound.version))  # given to it by an earlier directory, or not needed now
+            if member.node in broadcast.receivers:  # for the slot's sake it gave up what it had got of it
+                broadcast.forget(member.node)
+                self.objects.serve(record, member)
+                self.objects.settle(record)
+        elif slot.number == bound.number and not slot.bound:
             record.reduction.bound(slot, {version.ref for version in bound.missing})
 
     def _on_consumed(self, member: Member, consumed: Consumed) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.reduction import Reduction, Slot
-from hoplite_ucx.protocol.directory.refusals import aborted, deleted, lost, refuse_put
+from hoplite_ucx.protocol.directory.refusals import aborted, deleted, invalid, lost, refuse_put
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
@@ -197,16 +197,17 @@ class Objects:
     def revive(self, member: Member, found: Copy | Partial | Bind, *, sealed: bool, origin: Origin | None) -> None:
         """A survivor of an earlier directory has bytes of a version: it goes on, unless there is a higher one."""
         version = found.version
-        record = self.records.get(version.ref, Record(version.ref))
-        current = record.broadcast
-        if current is not None and current.version == version and sealed and not current.sealed:
-            self._note_seal(record, origin)  # others did not know yet
-        known = current is not None and current.version >= version
-        if record.deleted or known or version.incarnation >= self.world.incarnation:
+        known = self.records.get(version.ref)
+        current = known.broadcast if known is not None else None
+        if version.incarnation >= self.world.incarnation or (known is not None and known.deleted):
             return
-        if not self.world.recovering and (not sealed or record.reduction is not None):
+        if known is not None and current is not None and current.version >= version:
+            if current.version == version and sealed and not current.sealed and self.world.recovering:
+                self._note_seal(known, origin)  # others did not know yet
+            return
+        if not self.world.recovering and not (sealed and self._gives_way(known)):
             return  # it comes too late: what was undecided is made anew
-        self.records[version.ref] = record
+        record = self.record(version.ref)
         self.reset(record)
         record.broadcast = self._broadcast_type(
             self.world, self.members, version, found.size, found.layout, member.nic.up
@@ -219,6 +220,17 @@ class Objects:
         if sealed:
             self._note_seal(record, origin)
 
+    def _gives_way(self, record: Record | None) -> bool:
+        """Whether a decided version that comes late is taken up. A reduction that was begun anew for want of it stops,
+        unless it has got as far as a version of its own."""
+        reduction = record.reduction if record is not None else None
+        if record is None or reduction is None:
+            return True
+        if reduction.record is not record or record.broadcast is not None:
+            return False
+        reduction.cancel()
+        return True
+
     def _note_seal(self, record: Record, origin: Origin | None) -> None:
         """A survivor knows that the version was decided before us."""
         broadcast = record.broadcast
@@ -228,9 +240,14 @@ class Objects:
             self.world.send(node, Sealed(broadcast.version, origin))
         if origin is not None:
             self.decide(record, origin)
+        else:  # it was put: whoever asked for a reduction into it was in error
+            record.spec = record.contributors = record.decided = None
+            self.fail_askers(record, invalid(record.ref, "it is not the target of a reduction"))
         if record.reduction is not None:
             reduction, record.reduction = record.reduction, None
             self.reduction_ended(reduction)
+        self.announce_if_ready(record)
+        self.look_at(record.ref)
 
     def decide(self, record: Record, origin: Origin) -> None:
         """The version that there is of a target is what the reduction became."""
@@ -343,7 +360,10 @@ class Objects:
                 record.reduction.completed(record.slot)
         elif broadcast is not None and lost_now:
             self.world.tell(record.ref, "{} is lost", broadcast.version)
-            self.end_version(record, aborted(record.ref) if broadcast.aborted else lost(record.ref))
+            if record.deferred and broadcast.version.incarnation < self.world.incarnation:
+                self.reset(record)  # its put, or another one, is here and begins anew: getters wait for that
+            else:
+                self.end_version(record, aborted(record.ref) if broadcast.aborted else lost(record.ref))
             self.offer_deferred(record)
             self.source_changed(record.ref)
         elif broadcast is not None and record.deferred and broadcast.complete():
@@ -505,6 +525,11 @@ class Objects:
         """Whether bytes of this version may go into a result: a put's may, a target's if that is what it became."""
         record = self.records.get(ref)
         return record is None or record.spec is None or record.decided == version
+
+    def became(self, ref: bytes, version: Version) -> bool:
+        """Whether this is what a target is known to have become."""
+        record = self.records.get(ref)
+        return record is not None and record.decided == version
 
     def version_of(self, ref: bytes) -> Version:
         broadcast = self.records[ref].broadcast

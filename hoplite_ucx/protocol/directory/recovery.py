@@ -14,11 +14,12 @@ node that comes later keeps what is decided and nowhere else; the rest it is tol
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 
+from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects, Record
 from hoplite_ucx.protocol.directory.refusals import lost
-from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.messages import Ask, Delete, Drop, Join, Reduce, SlotReport
+from hoplite_ucx.protocol.ids import NodeId, Version
+from hoplite_ucx.protocol.messages import Ask, Delete, Drop, Join, Reduce, Sealed, SlotReport, Tombstone
 
 
 class Recovery:
@@ -26,7 +27,7 @@ class Recovery:
         self._objects = objects
         self._world = objects.world
         self._slots: dict[bytes, dict[bytes, tuple[SlotReport, Member]]] = {}  # by target and by the slot's ref
-        self.tombstones: dict[bytes, Member] = {}
+        self.tombstones: dict[bytes, tuple[Tombstone, Member]] = {}
         self.deletes: list[tuple[NodeId, Delete]] = []
         self.asks: list[tuple[NodeId, Ask]] = []
         self._expected = (0, 0)  # the last directory that anybody knew, and how many nodes it had
@@ -42,10 +43,6 @@ class Recovery:
 
     # --- while nodes are heard ---------------------------------------------------------------------------------
 
-    def expect(self, join: Join) -> None:
-        if self._world.recovering and join.incarnation < self._world.incarnation:
-            self._expected = max(self._expected, (join.incarnation, join.members))
-
     def hear(self, member: Member, join: Join) -> None:
         """Take up what a survivor of an earlier directory announces, before it is compared with what is known."""
         for copy in (*join.copies, *join.producing):
@@ -57,11 +54,20 @@ class Recovery:
             self._heard.add(member.node)
             for report in join.slots:
                 self._hear_slot(member, report)
-            self.tombstones |= dict.fromkeys(join.tombstones, member)
+            for tombstone in join.tombstones:
+                known = self.tombstones.get(tombstone.ref)
+                if known is None or known[0].incarnation < tombstone.incarnation:
+                    self.tombstones[tombstone.ref] = (tombstone, member)
 
-    def members(self) -> int:
-        """How many nodes there are, or were: whoever succeeds us in the middle of this must wait for all of them."""
-        return max(len(self._objects.members), self._expected[1] if self._world.recovering else 0)
+    def expect(self, join: Join) -> None:
+        """Note how many nodes there were before us."""
+        if 0 < join.incarnation < self._world.incarnation:
+            self._expected = max(self._expected, (join.incarnation, join.members))
+
+    def population(self, members: int) -> int:
+        """How many nodes there are, as they are told: those who have not come yet count until it is decided, or else
+        our own successor would not wait for them."""
+        return max(members, self._expected[1]) if self._world.recovering else members
 
     def heard_all(self) -> bool:
         """Whether as many have come as there were."""
@@ -89,11 +95,17 @@ class Recovery:
     def _end_slot(self, report: SlotReport, host: Member) -> None:
         version = report.bind.version
         self._world.send(host.node, Drop(version))
-        record = self._objects.records.get(version.ref)
-        if record is not None and record.broadcast is not None:
-            record.broadcast.remove(host.node)
+        broadcast = self._current(version)
+        if broadcast is not None:
+            broadcast.remove(host.node)
         for part in report.bind.parts:
             self._objects.unfeed(part.ref, host.node, version.ref)
+
+    def _current(self, version: Version) -> Broadcast | None:
+        """The tree of the version, unless another one has taken its place."""
+        record = self._objects.records.get(version.ref)
+        broadcast = record.broadcast if record is not None else None
+        return broadcast if broadcast is not None and broadcast.version == version else None
 
     def runs_slot(self, member: Member, ref: bytes) -> bool:
         return any(ref in slots and slots[ref][1] is member for slots in self._slots.values())
@@ -104,7 +116,17 @@ class Recovery:
             if slot in slots and slots[slot][1] is member:
                 report = slots[slot][0]
                 missing = tuple(version for version in report.missing if version.ref != part)
-                slots[slot] = (SlotReport(report.bind, missing), member)
+                slots[slot] = (SlotReport(report.bind, missing, report.undecided), member)
+
+    def buries(self, tombstone: Tombstone) -> bool:
+        """Whether what there is of the ref is what was deleted, and not something that was put later."""
+        record = self._objects.records.get(tombstone.ref)
+        if record is not None and record.broadcast is not None:
+            return record.broadcast.version.incarnation <= tombstone.incarnation
+        return record is None or record.reduction is None or self._world.recovering
+
+    def is_buried(self, ref: bytes) -> bool:
+        return ref in self.tombstones and self.buries(self.tombstones[ref][0])
 
     def forget(self, member: Member) -> None:
         """The node is gone, or announces itself anew."""
@@ -125,17 +147,28 @@ class Recovery:
         for record in self._targets_in_order():
             reduction = record.reduction
             assert reduction is not None
-            if reduction.adopt(self._slots.get(record.ref, {})):
+            slots_of = self._slots.get(record.ref, {})
+            current = {ref: slot for ref, slot in slots_of.items() if self._current(slot[0].bind.version)}
+            if reduction.adopt(current):
                 self._world.tell(record.ref, "goes on as it was, with {} slots", len(reduction.slots))
             if reduction.root is None:
                 self._objects.reset(record)  # what there was of the target had another root
         for slots in self._slots.values():
             for report, host in slots.values():
-                record_of = self._objects.records.get(report.bind.version.ref)
-                if record_of is None or record_of.slot is None:
-                    self._end_slot(report, host)
+                self._end_if_useless(report, host)
         for record in list(self._objects.records.values()):
             self._tidy(record)
+
+    def _end_if_useless(self, report: SlotReport, host: Member) -> None:
+        """A slot that was not taken up ends, but if it made what others knew to be decided, its copy stays."""
+        version = report.bind.version
+        record, broadcast = self._objects.records.get(version.ref), self._current(version)
+        if record is None or broadcast is None:
+            self._end_slot(report, host)
+        elif broadcast.sealed and host.node in broadcast.copies:
+            self._world.send(host.node, Sealed(version, broadcast.origin))
+        elif record.slot is None:
+            self._end_slot(report, host)
 
     def _targets_in_order(self) -> list[Record]:
         """Targets that are sources of others come first."""
@@ -160,4 +193,5 @@ class Recovery:
                 broadcast.forget(key)
         if not broadcast.sealed and record.slot is None:
             self._world.tell(record.ref, "{} was undecided, and nobody knows what it was to be", broadcast.version)
-            self._objects.end_version(record, lost(record.ref))
+            self._objects.end_version(record, lost(record.ref), also=record.waiting)
+            record.waiting.clear()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.cost import choose_degree
@@ -63,6 +64,8 @@ class Slot:
     """The host has nothing below this; it is 0 or `start`."""
     consumed: set[bytes] = field(default_factory=set)
     """Parts that the host does not need any more, or has itself."""
+    unsure: set[bytes] = field(default_factory=set)
+    """Of an adopted slot: parts that were not sealed as far as its host knows."""
     refused: dict[NodeId, float] = field(default_factory=dict)
     homeless_since: float | None = None
 
@@ -194,21 +197,30 @@ class Reduction:
     def adopt(self, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
         """Go on with the slots that an earlier directory laid, if they are a whole: trees in which every part is known
         and each source stands once. What was chosen and not bound to a slot is chosen again."""
-        slots = {ref: self._adopted_slot(report, host) for ref, (report, host) in reports.items()}
+        binds = {ref: report.bind for ref, (report, _) in reports.items()}
+        named = {part.ref for bind in binds.values() for part in bind.parts}
+        self._seen |= named & set(self.spec.sources)  # they were ready once
+        if self.record.ref in binds:
+            binds = _below(self.record.ref, binds)  # slots that belong to no root are of an earlier try
+        slots = {ref: self._adopted_slot(*reports[ref]) for ref in binds}
+        order = _children_first(slots)
+        if order is None or len({(bind.size, bind.layout, bind.op) for bind in binds.values()}) != 1:
+            return False
         chosen: dict[bytes, Version] = {}
         for ref, slot in slots.items():
-            if not self._is_sound(slot, reports[ref][0].bind, slots, chosen):
+            if not self._is_sound(slot, binds[ref], slots, chosen):
                 return False
         root = slots.get(self.record.ref)
-        if not slots or len(chosen) > self.spec.count or (root is not None) != (len(chosen) == self.spec.count):
+        if len(chosen) > self.spec.count or (root is not None) != (len(chosen) == self.spec.count):
             return False
         if root is not None and any(slot.parent is None for slot in slots.values() if slot is not root):
             return False
         self.chosen, self.slots, self.root = chosen, slots, root
         self._seen |= chosen.keys()
-        bind = next(iter(reports.values()))[0].bind
+        bind = next(iter(binds.values()))
         self._take_form(bind.size, bind.layout)
-        for ref, slot in slots.items():
+        for ref in order:
+            slot = slots[ref]
             slot.height = 1 + max((slots[part].height for part in slot.parts if part in slots), default=0)
             record = self._objects.record(ref)
             record.slot, record.reduction = slot, self
@@ -225,6 +237,7 @@ class Reduction:
         slot.number, slot.bound = report.bind.number, True
         slot.start, slot.lacks = report.bind.start, report.bind.lacks
         slot.consumed = set(parts) - {version.ref for version in report.missing}
+        slot.unsure = {version.ref for version in report.undecided}
         return slot
 
     def _is_sound(self, slot: Slot, bind: Bind, slots: dict[bytes, Slot], chosen: dict[bytes, Version]) -> bool:
@@ -244,6 +257,8 @@ class Reduction:
         ref = version.ref
         if self._objects.is_ready(ref) and self._objects.version_of(ref) == version:
             return True
+        if ref in slot.unsure:
+            return self._objects.became(ref, version)
         return ref in slot.consumed and self._objects.is_decided_as(ref, version)
 
     def node_lost(self, node: NodeId) -> None:
@@ -736,3 +751,25 @@ class Reduction:
 def _aligned(watermark: int) -> int:
     """Where a slot can begin: not within an element of any dtype."""
     return watermark - watermark % BIND_ALIGNMENT
+
+
+def _below(root: bytes, binds: dict[bytes, Bind]) -> dict[bytes, Bind]:
+    """The slots that the root is made of, and it."""
+    found = {root: binds[root]}
+    pending = [binds[root]]
+    while pending:
+        for part in pending.pop().parts:
+            child = binds.get(part.ref)
+            if child is not None and child.version == part and part.ref not in found:
+                found[part.ref] = child
+                pending.append(child)
+    return found
+
+
+def _children_first(slots: dict[bytes, Slot]) -> list[bytes] | None:
+    """The slots in an order in which each comes after what it is made of; None if there is no such order."""
+    try:
+        made_from = {ref: [part for part in slot.parts if part in slots] for ref, slot in slots.items()}
+        return list(TopologicalSorter(made_from).static_order())
+    except CycleError:
+        return None

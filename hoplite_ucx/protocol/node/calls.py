@@ -35,6 +35,7 @@ from hoplite_ucx.protocol.messages import (
     Put,
     PutAccepted,
     Reduce,
+    Tombstone,
     Unwatch,
     Watch,
 )
@@ -79,7 +80,7 @@ class Announcement:
     reduces: tuple[Reduce, ...]
     asks: tuple[Ask, ...]
     submitted: tuple[Reduce, ...]
-    tombstones: tuple[bytes, ...]
+    tombstones: tuple[Tombstone, ...]
 
 
 class Calls:
@@ -96,7 +97,7 @@ class Calls:
         self._watchers: dict[bytes, dict[CallId, None]] = {}
         self.submitted: dict[bytes, Reduce] = {}
         """Reductions asked for from here that are not known to be decided, by target."""
-        self._tombstones: dict[bytes, float] = {}  # deleted from here, and until when that is remembered
+        self._tombstones: dict[Tombstone, float] = {}  # deleted from here, and until when that is remembered
 
     # --- put ---------------------------------------------------------------------------------------------------
 
@@ -289,7 +290,8 @@ class Calls:
         """A new directory must not take the objects for alive. Counted from the call, this is forgotten before the
         directory that did it allows the refs to be put again."""
         now = self._context.now
-        self._tombstones |= dict.fromkeys(delete.call.refs, delete.began + self._context.settings.tombstone)
+        tombstones = (Tombstone(ref, self._context.incarnation) for ref in delete.call.refs)
+        self._tombstones |= dict.fromkeys(tombstones, delete.began + self._context.settings.tombstone)
         while self._tombstones:
             oldest = next(iter(self._tombstones))
             if self._tombstones[oldest] > now and len(self._tombstones) <= _TOMBSTONES_KEPT:
@@ -402,7 +404,7 @@ class Calls:
             tuple(_submission(call) for call in self.reduces.values()),
             tuple(Ask(call.call, call.ref) for call in self.asks.values()),
             tuple(self.submitted.values()),
-            tuple(ref for ref, until in self._tombstones.items() if until > now),
+            tuple(tombstone for tombstone, until in self._tombstones.items() if until > now),
         )
 
     def beat(self, positions: dict[StreamId | CallId, int]) -> None:

@@ -155,6 +155,8 @@ class Fetching:
         fetch.version = placement.version
         if placement.sealed:
             self._note_seal(fetch, placement.version)
+        if isinstance(fetch.sink, Input):
+            fetch.sink.sealed = placement.sealed
         fetch.halt = None
         fetch.hungry_for = None
         self._forget_request(fetch)
@@ -197,6 +199,7 @@ class Fetching:
         if sink.version == inline.version and sink.size == len(inline.data):
             self._context.emit(Supply(sink.segment, sink.part, inline.data))
             sink.watermark = sink.size
+            sink.sealed = True  # only what is decided is kept with the directory
             self._complete(fetch, sink)
 
     def failed(self, ref: bytes, failure: Failure) -> None:
@@ -547,7 +550,7 @@ class Fetching:
 def _partial(fetch: Fetch, sink: Holding | Input, version: Version) -> Partial:
     placement = fetch.placement
     sealed = sink.sealed if isinstance(sink, Holding) else placement is not None and placement.sealed
-    origin = sink.origin if isinstance(sink, Holding) else None
+    origin = sink.origin if isinstance(sink, Holding) else placement.origin if placement is not None else None
     partial = Partial(
         version, sink.size, sink.owner.layout, sink.watermark, sealed=sealed, origin=origin, into=fetch.into
     )

@@ -100,7 +100,6 @@ class NodeState:
         self.fetching = Fetching(self._context, self.memory, self.serving)
         self.reducing = Reducing(self._context, self.memory, self.serving, self.fetching)
         self.calls = Calls(self._context, self.memory, self.serving, self.fetching)
-        self._incarnation = 0
         self._members = 0  # of the cluster, as the directory said last
         self._failures_to_connect = 0
         self._directory_heard = 0.0
@@ -189,7 +188,7 @@ class NodeState:
             Join(
                 PROTOCOL,
                 profile.cluster,
-                self._incarnation,
+                self._context.incarnation,
                 self.node,
                 profile.host,
                 profile.address,
@@ -228,13 +227,13 @@ class NodeState:
         self._context.timers.set("connect", self._context.now + delay)
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        if welcome.cluster != self._profile.cluster or welcome.incarnation < self._incarnation:
+        if welcome.cluster != self._profile.cluster or welcome.incarnation < self._context.incarnation:
             detail = f"a directory of {welcome.cluster!r}, incarnation {welcome.incarnation}, answered"
             self.refusal = Failure(FailureKind.STALE, detail, "check the address of the directory")
             self._leave_session()
             return
         self.refusal = None
-        self._incarnation = welcome.incarnation
+        self._context.incarnation = welcome.incarnation
         self._members = welcome.members
         self._context.settings = welcome.settings
         self._failures_to_connect = 0

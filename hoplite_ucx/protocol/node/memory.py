@@ -79,6 +79,8 @@ class Input:
     """The part that must be combined first."""
     watermark: int = 0
     receive: StreamId | None = None
+    sealed: bool = False
+    """Whether it was decided, as far as the slot was told."""
 
     def held_back(self) -> bool:
         """It waits for the part before it, not for its sender."""

@@ -102,7 +102,8 @@ class Reducing:
                 parts.append(here.segment)
                 before = here
             else:
-                missing.append(version)
+                if bind.size:  # else it is combined before any stream could open
+                    missing.append(version)
                 parts.append(None)
                 before = Input(holding, index, version, bind.size, before, bind.start)
                 holding.inputs.append(before)
@@ -111,7 +112,8 @@ class Reducing:
         )
         self._context.emit(Combine(holding.segment, bind.size, bind.layout, bind.op, tuple(parts), bind.start))
         for sink in holding.inputs:
-            self._fetching.feed(sink, bind.version.ref)
+            if sink.size:
+                self._fetching.feed(sink, bind.version.ref)
         self._context.tell_directory(Bound(bind.version, bind.number, tuple(missing)))
         self._serving.arrived(holding)
 
@@ -181,7 +183,7 @@ class Reducing:
 
     def announce(self) -> tuple[SlotReport, ...]:
         return tuple(
-            SlotReport(slot.bind, self._fetching.missing_for(ref))
+            SlotReport(slot.bind, self._fetching.missing_for(ref), _undecided(slot.holding, slot.used))
             for ref, slot in self.slots.items()
             if slot.holding is not None
         )
@@ -206,3 +208,9 @@ class Reducing:
         for holding in used:
             holding.uses -= 1
             self._memory.release(holding)
+
+
+def _undecided(output: Holding, used: list[Holding]) -> tuple[Version, ...]:
+    """Parts of a slot that may yet turn out to be something else."""
+    parts: list[Holding | Input] = [*used, *output.inputs]
+    return tuple(part.version for part in parts if part.version is not None and not part.sealed)
