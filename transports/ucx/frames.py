@@ -1,0 +1,105 @@
+"""The records of a UCX link's TCP connection, and the connection itself. Bytes of objects never travel here.
+
+The receiver opens streams on channels; the sender tells how far each can be read (`MORE`); the receiver posts a
+receive for a piece of it and only then pulls the piece (`PULL`), which the sender answers with one UCX message under
+the link's tag and the number of the pull. So no message ever arrives that nobody waits for, and what is in flight is
+bounded by the receiver. `CANCEL` asks for no more; `END` says how many pulls of a channel were answered, and that no
+more will be.
+"""
+
+import enum
+import socket
+from contextlib import suppress
+from struct import Struct
+
+from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError
+
+__all__ = ["RECORD", "Connection", "Record", "pull_tag"]
+
+RECORD = Struct("<B3xIQQQ")
+"""What, channel, and three numbers: `OPEN` key; `MORE` watermark; `PULL` number, offset, length; `END` answered."""
+
+MAX_UNSENT = 1 << 20
+_READ = 64 << 10
+_RESET = Struct("@ii").pack(1, 0)
+
+
+class Record(enum.IntEnum):
+    OPEN = 1
+    PULL = 2
+    CANCEL = 3
+    MORE = 4
+    END = 5
+
+
+def pull_tag(link: int, number: int) -> int:
+    """The link's random bits and the number of the pull: it comes once in the life of a link."""
+    return link << 32 | number & 0xFFFF_FFFF
+
+
+class Connection:
+    """A socket that never blocks, with records that wait for it. Used by the engine's thread alone."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.peer = peer
+        self._unsent = bytearray()
+        self._unread = b""
+        self._reset = True
+
+    def put(self, what: Record, channel: int, first: int = 0, second: int = 0, third: int = 0) -> None:
+        """Records wait until `flush`, so that those of one moment cost one system call."""
+        self._unsent += RECORD.pack(what, channel, first, second, third)
+
+    def put_bytes(self, data: bytes) -> None:
+        self._unsent += data
+
+    def flush(self) -> bool:
+        """Send what the kernel takes. True if nothing is left."""
+        if self._unsent:
+            with suppress(BlockingIOError):
+                del self._unsent[: self.sock.send(self._unsent)]
+            if len(self._unsent) > MAX_UNSENT:
+                raise OverloadError(
+                    "the peer does not read what it is told", self.peer, "check whether the process there is stopped"
+                )
+        return not self._unsent
+
+    def read(self) -> None:
+        """Take what the kernel has."""
+        try:
+            data = self.sock.recv(_READ)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionLostError(
+                "the peer closed the link", self.peer, "check whether the process there still runs"
+            )
+        self._unread += data
+
+    def take(self, count: int) -> bytes | None:
+        """That many bytes, once they are there."""
+        if len(self._unread) < count:
+            return None
+        taken, self._unread = self._unread[:count], self._unread[count:]
+        return taken
+
+    def take_records(self) -> list[tuple[int, int, int, int, int]]:
+        whole = len(self._unread) - len(self._unread) % RECORD.size
+        records = list(RECORD.iter_unpack(self._unread[:whole]))
+        self._unread = self._unread[whole:]
+        return records
+
+    def hang_up(self) -> None:
+        """Say no more, but let the peer read what was said."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+        self._reset = False
+
+    def close(self) -> None:
+        """With a reset, so that the peer hears of it at once."""
+        with suppress(OSError):
+            if self._reset:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.sock.close()

@@ -1,0 +1,115 @@
+"""What both ends of a UCX link share: the connection that carries its records, and how it ends. Engine's thread only.
+
+A link lives as long as its TCP connection: when that ends, or UCX reports an error, the link is *broken*. Then the
+endpoint is closed, which completes whatever was under way, and each stream is closed as soon as its own requests are
+completed; the link stays with the engine until the last one is.
+"""
+
+from __future__ import annotations
+
+import select
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError, connection_broke
+from hoplite_ucx.transports.ucx import library
+from hoplite_ucx.transports.ucx.engine import Engine
+from hoplite_ucx.transports.ucx.frames import Connection
+
+__all__ = ["CANCEL_SECONDS", "Link"]
+
+CANCEL_SECONDS = 0.25
+"""A cancelled stream waits so long for what UCX has under way for it. Then the peer is stopped or lost, and the link
+is broken, since only that makes UCX let go of the memory."""
+
+
+class Link(ABC):
+    def __init__(self, engine: Engine, peer: int, on_lost: Callable[[Exception], None]) -> None:
+        self.peer = peer
+        self.engine = engine
+        self.connection: Connection | None = None
+        self.endpoint: library.Endpoint | None = None
+        self.broken = False
+        self.bytes = 0
+        self.frames = 0
+        self._on_lost = on_lost
+        self._waiting_to_write = False
+
+    @property
+    def connected(self) -> bool:
+        return self.endpoint is not None and not self.broken
+
+    def lanes(self) -> list[library.Lane]:
+        return self.engine.library.lanes(self.endpoint) if self.endpoint is not None and not self.broken else []
+
+    # --- the connection ----------------------------------------------------------------------------------------
+
+    def attach(self, connection: Connection) -> None:
+        self.connection = connection
+        self.engine.watch(connection.sock.fileno(), self._ready)
+
+    def flush_soon(self) -> None:
+        self.engine.unflushed.add(self._flush)
+
+    def _flush(self) -> None:
+        if self.connection is None:
+            return
+        try:
+            blocked = not self.connection.flush()
+        except (TransportError, OSError) as error:
+            self.break_off(error)
+            return
+        if blocked != self._waiting_to_write:
+            self._waiting_to_write = blocked
+            self.engine.watch_writing(self.connection.sock.fileno(), blocked)
+
+    def _ready(self, event: int) -> None:
+        if event & select.EPOLLOUT:
+            self.flush_soon()
+        if self.connection is None or not event & ~select.EPOLLOUT:
+            return
+        try:
+            self.connection.read()
+            self.heard(self.connection)
+        except (TransportError, OSError) as error:
+            self.break_off(error)
+        except self.engine.library.error as error:
+            self.break_off(self.failed(error))
+
+    @abstractmethod
+    def heard(self, connection: Connection) -> None:
+        """Something has come. Raises a `TransportError` if it makes no sense."""
+
+    def failed(self, error: Exception) -> ConnectionLostError:
+        return ConnectionLostError(
+            f"UCX ended a transfer: {error}", self.name, "check whether the process there still runs"
+        )
+
+    def violation(self, what: str) -> ViolationError:
+        return ViolationError(f"the peer broke the link's rules: {what}", self.name, "update both hosts")
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The peer, for people."""
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def break_off(self, error: Exception | None) -> None:
+        """End the link; without an error it was wanted here."""
+        if self.broken:
+            return
+        self.broken = True
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self.engine.unwatch(connection.sock.fileno())
+            connection.close()
+        if self.endpoint is not None:
+            self.engine.disconnect(self.endpoint)
+        if error is not None:
+            self._on_lost(connection_broke(error, self.name) if isinstance(error, OSError) else error)
+        self.release()
+
+    @abstractmethod
+    def release(self) -> None:
+        """Close the streams of the broken link, each when its requests are completed."""

@@ -1,0 +1,356 @@
+"""The receiving end of a UCX link. Everything here runs on the engine's thread, but for the dialling.
+
+The receiver drives: it posts receives straight into the memory of the sink, a few ahead, and pulls them. A piece has
+arrived when its receive is completed and all before it have arrived. (UCX does not tell how long the message was; a
+longer one is an error, a shorter one would be the sender's lie.)
+
+A stream that is cancelled while receives are posted asks its sender to stop; the sender says which pulls it has
+answered. Those complete by themselves; the others are settled. If that takes too long, the link is broken.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
+from hoplite_ucx.transports.errors import ConnectionLostError
+from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.interface import Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
+from hoplite_ucx.transports.ucx import library
+from hoplite_ucx.transports.ucx.engine import Engine
+from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
+from hoplite_ucx.transports.ucx.link import CANCEL_SECONDS, Link
+from hoplite_ucx.transports.ucx.settings import GREETING_LENGTH, MARK, MAX_GREETING, DisagreementError, Greeting
+
+__all__ = ["Incoming", "ReceivingLink"]
+
+CONNECT_SECONDS = 2.0
+GREETING_SECONDS = 5.0
+"""The peer may have to load UCX first."""
+IDLE_SECONDS = 60.0
+MAX_CHUNK = 4 << 20
+# Pieces of a stream that are pulled ahead: this many bytes, and at least so many pieces.
+AHEAD_BYTES = 4 << 20
+AHEAD_PIECES = 4
+# A piece that is not a whole chunk waits while more than this many are under way, lest there be many small ones.
+_SMALL_AHEAD = 1
+
+
+@dataclass(slots=True, eq=False)
+class Pull:
+    request: library.Request
+    end: int
+    tag: int
+    void: bool = False
+
+
+class Incoming:
+    """One stream, as its receiver sees it."""
+
+    def __init__(
+        self, stream: StreamKey, sink: Sink, offset: int, size: int, granule: int, on_closed: ReceiveClosed
+    ) -> None:
+        self.stream = stream
+        self.sink = sink
+        self.received = self.requested = offset
+        self.size = size
+        self.chunk = min(granule, MAX_CHUNK)
+        self.ahead = max(AHEAD_PIECES, AHEAD_BYTES // self.chunk)
+        self.on_closed = on_closed
+        self.link: ReceivingLink | None = None
+        self.channel = 0
+        self.available = 0
+        self.pulls: deque[Pull] = deque()
+        self.pulled = 0  # how many in all
+        self.ended = False  # the sender answers no more
+        self.cancelled = False
+        self.closed = False
+        self.noticed = False  # that the sink has grown
+
+    def close(self, fault: Fault | None) -> None:
+        if not self.closed:
+            self.closed = True
+            watermark = self.sink.end()
+            self.on_closed(watermark, None if watermark >= self.size else fault)
+
+
+class ReceivingLink(Link):
+    def __init__(
+        self,
+        engine: Engine,
+        peer: int,
+        address: str,
+        me: Identity,
+        on_lost: Callable[[Exception], None],
+        on_closed: Callable[[Incoming], None],
+        on_ended: Callable[[ReceivingLink], None],
+    ) -> None:
+        super().__init__(engine, peer, on_lost)
+        self.address = address
+        self.streams: dict[int, Incoming] = {}
+        self._me = replace(me, info=MARK)
+        self._on_closed = on_closed
+        self._on_ended = on_ended
+        self._tag = engine.new_tag()
+        self._last_channel = 0
+        self._number = 0
+        self._used = False
+        self._dialling: socket.socket | None = None
+        self._greeting = engine.greeting(self._tag)
+        self.dialler = threading.Thread(target=self._dial, name=f"hoplite-ucx-dial-{peer:x}", daemon=True)
+        self.dialler.start()
+
+    @property
+    def name(self) -> str:
+        return self.address
+
+    # --- dialling, on a thread of its own ----------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        error: Exception
+        try:
+            sock, greeting = self._connect()
+        except OSError as failure:
+            error = connect_failure(failure, self.address, CONNECT_SECONDS)
+        except Exception as failure:
+            error = failure
+        else:
+            self.engine.call(lambda: self._greeted(sock, greeting))
+            if self.engine.ended.is_set():
+                sock.close()
+            return
+        if self._dialling is not None:
+            self._dialling.close()
+        self.engine.call(lambda: self.break_off(error))
+
+    def _connect(self) -> tuple[socket.socket, Greeting]:
+        host, port = parse_address(self.address)
+        family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = self._dialling = socket.socket(family, socket.SOCK_STREAM)  # `break_off` ends whatever it waits for
+        if self.broken:
+            raise ConnectionLostError("the link was closed here", self.address, "open it again")
+        tune(sock)
+        sock.settimeout(CONNECT_SECONDS)
+        sock.connect(name)
+        run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address)
+        sock.settimeout(GREETING_SECONDS)
+        try:
+            sock.sendall(self._greeting.encode())
+            (length,) = GREETING_LENGTH.unpack(self._read(sock, GREETING_LENGTH.size))
+            if length > MAX_GREETING:
+                raise DisagreementError("a greeting that is too long", self.address, "update both hosts")
+            greeting = Greeting.decode(self._read(sock, length), self.address)
+        except OSError as error:
+            raise ConnectionLostError(
+                f"no UCX greeting: {error}", self.address, "see the peer's log; it may have no UCX"
+            ) from error
+        greeting.check(self._greeting, self.address)
+        return sock, greeting
+
+    def _read(self, sock: socket.socket, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = sock.recv(count - len(data))
+            if not piece:
+                raise ConnectionLostError("the peer closed the link", self.address, "it may have no UCX; see its log")
+            data += piece
+        return data
+
+    def _greeted(self, sock: socket.socket, greeting: Greeting) -> None:
+        if self.broken:
+            sock.close()
+            return
+        try:
+            self.endpoint = self.engine.connect(greeting.address)
+        except self.engine.library.error as error:
+            sock.close()
+            self.break_off(self.failed(error))
+            return
+        self.attach(Connection(sock, self.address))
+        for incoming in self.streams.values():
+            self._open(incoming)
+        self.engine.later(IDLE_SECONDS, self._retire)
+
+    # --- streams -----------------------------------------------------------------------------------------------
+
+    def receive(self, incoming: Incoming) -> None:
+        self._last_channel = incoming.channel = self._last_channel + 1
+        self.streams[incoming.channel] = incoming
+        if self.connection is not None:
+            self._open(incoming)
+
+    def grown(self, incoming: Incoming) -> None:
+        """The sink takes more, or has made more of it final."""
+        if not incoming.closed and not self.broken:
+            self._go_on(incoming)
+
+    def cancel(self, incoming: Incoming) -> None:
+        if incoming.closed or incoming.cancelled:
+            return
+        incoming.cancelled = True
+        if self.connection is not None and incoming.requested < incoming.size and not incoming.ended:
+            self.connection.put(Record.CANCEL, incoming.channel)
+            self.flush_soon()
+        if not incoming.pulls:
+            self._close(incoming, None)
+        else:
+            self.engine.later(CANCEL_SECONDS, lambda: self._cancel_overdue(incoming))
+
+    def _cancel_overdue(self, incoming: Incoming) -> None:
+        if not incoming.closed:
+            self.break_off(
+                ConnectionLostError(
+                    f"a cancelled stream was still under way after {CANCEL_SECONDS:g} s",
+                    self.address,
+                    "check whether the process there is stopped",
+                )
+            )
+
+    def status(self) -> LinkStatus:
+        streams = len(self.streams)
+        return LinkStatus(self.peer, Side.RECEIVING, "ucx", self.connected, streams, self.bytes, self.frames)
+
+    def _open(self, incoming: Incoming) -> None:
+        assert self.connection is not None
+        self.connection.put(Record.OPEN, incoming.channel, *incoming.stream)
+        self.flush_soon()
+
+    def _go_on(self, incoming: Incoming) -> None:
+        """Close a stream that is complete; else pull what can be pulled."""
+        if incoming.sink.watermark() >= incoming.size and not incoming.pulls:
+            self._close(incoming, None)
+            return
+        if self.connection is None or incoming.ended or incoming.cancelled:
+            return
+        limit = min(incoming.available, incoming.sink.limit(), incoming.size)
+        while incoming.requested < limit and len(incoming.pulls) < incoming.ahead:
+            length = min(incoming.chunk, limit - incoming.requested)
+            whole = length == incoming.chunk or limit == incoming.size
+            if not whole and len(incoming.pulls) > _SMALL_AHEAD:
+                break
+            self._pull(incoming, incoming.sink.window(incoming.requested, length))
+
+    def _pull(self, incoming: Incoming, window: memoryview) -> None:
+        assert self.connection is not None
+        length = window.nbytes
+        tag = pull_tag(self._tag, self._number)
+        request = self.engine.receive(window, tag)  # posted first: credit is granted by the record
+        self.connection.put(Record.PULL, incoming.channel, self._number, incoming.requested, length)
+        self.flush_soon()
+        self._number += 1
+        incoming.requested += length
+        incoming.pulled += 1
+        incoming.pulls.append(Pull(request, incoming.requested, tag))
+        self.engine.active.add(self)
+
+    def heard(self, connection: Connection) -> None:
+        for what, channel, number, _, _ in connection.take_records():
+            incoming = self.streams.get(channel)
+            if what not in (Record.MORE, Record.END) or not 0 < channel <= self._last_channel:
+                raise self.violation(f"a record of kind {what} for channel {channel}")
+            if incoming is None:
+                continue  # it was closed while the record was on its way
+            if what == Record.MORE:
+                incoming.available = max(incoming.available, min(number, incoming.size))
+                self._go_on(incoming)
+            else:
+                self._ended(incoming, number)
+
+    def _ended(self, incoming: Incoming, answered: int) -> None:
+        """The sender stopped; what it has not answered it never will."""
+        if answered > incoming.pulled:
+            raise self.violation(f"{answered} pulls answered of {incoming.pulled}")
+        incoming.ended = True
+        unanswered = incoming.pulled - answered
+        for pull in list(incoming.pulls)[max(len(incoming.pulls) - unanswered, 0) :]:
+            self._settle(pull)
+
+    def _settle(self, pull: Pull) -> None:
+        if not pull.void:
+            pull.void = True
+            if not pull.request.completed:
+                self.engine.settle(pull.tag)
+
+    # --- requests ----------------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Move every stream past the pieces that are there."""
+        moved = busy = False
+        for incoming in list(self.streams.values()):
+            if incoming.pulls:
+                try:
+                    moved |= self._advance(incoming)
+                except self.engine.library.error as error:
+                    self.break_off(self.failed(error))
+                busy |= bool(incoming.pulls)
+        if not busy:
+            self.engine.active.discard(self)
+        return moved
+
+    def _advance(self, incoming: Incoming) -> bool:
+        pulls, received = incoming.pulls, incoming.received
+        moved = False
+        while pulls and pulls[0].request.completed:
+            pull = pulls.popleft()
+            moved = True
+            if pull.void or self.broken:
+                continue
+            pull.request.check_error()
+            self.bytes += pull.end - incoming.received
+            self.frames += 1
+            incoming.received = pull.end
+        if incoming.received > received:
+            incoming.sink.arrived(incoming.received)
+        if not moved:
+            return False
+        if self.broken or (incoming.cancelled and not pulls):
+            if not pulls:
+                self._close(incoming, None if incoming.cancelled else Fault.BROKEN)
+        else:
+            self._go_on(incoming)
+        return True
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def _close(self, incoming: Incoming, fault: Fault | None) -> None:
+        del self.streams[incoming.channel]
+        self._used = True
+        self._on_closed(incoming)
+        incoming.close(fault)
+        if self.broken and not self.streams:
+            self.endpoint = None
+
+    def _retire(self) -> None:
+        """A link that nobody used for a while is closed."""
+        if self.broken:
+            return
+        if self._used or self.streams:
+            self._used = False
+            self.engine.later(IDLE_SECONDS, self._retire)
+        else:
+            self.break_off(None)
+
+    def release(self) -> None:
+        if self._dialling is not None and self.endpoint is None:
+            with suppress(OSError):
+                self._dialling.shutdown(socket.SHUT_RDWR)
+        self._on_ended(self)
+        # What had begun is completed by the closed endpoint in the next round; then the rest can be told apart.
+        for incoming in list(self.streams.values()):
+            if not incoming.pulls:
+                self._close(incoming, None if incoming.cancelled else Fault.BROKEN)
+        if not self.streams:
+            self.endpoint = None
+        else:
+            self.engine.active.add(self)
+            self.engine.call(lambda: self.engine.call(self._settle_all))
+
+    def _settle_all(self) -> None:
+        for incoming in self.streams.values():
+            for pull in incoming.pulls:
+                self._settle(pull)

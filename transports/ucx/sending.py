@@ -1,0 +1,342 @@
+"""The sending end of a UCX link: answers the pulls of one receiver. Everything here runs on the engine's thread.
+
+Streams with pulls stand in a queue, by priority and then in turns; in its turn a stream answers one pull. A few
+messages are under way at a time, so that a stream that comes later does not wait for all that was pulled before.
+
+Only memory that this process may write is given to UCX: registering read-only memory with an InfiniBand card fails,
+and nothing would show it here. What is read-only is copied first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
+from hoplite_ucx.transports.interface import MAX_GRANULE, LinkStatus, Priority, Side, Source, StreamKey
+from hoplite_ucx.transports.ucx import library
+from hoplite_ucx.transports.ucx.engine import Engine
+from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
+from hoplite_ucx.transports.ucx.link import CANCEL_SECONDS, Link
+from hoplite_ucx.transports.ucx.settings import GREETING_LENGTH, MAX_GREETING, DisagreementError, Greeting
+
+__all__ = ["Outgoing", "SendingLink"]
+
+# Streams that a receiver may have opened and nobody has served yet.
+MAX_OPENED = 4096
+# Pulls of one stream that may wait here.
+MAX_PULLS = 4096
+# What is under way on a link at a time.
+FLIGHT_BYTES = 4 << 20
+FLIGHT_MESSAGES = 4
+
+
+@dataclass(slots=True)
+class Pull:
+    number: int
+    offset: int
+    length: int
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    request: library.Request
+    length: int
+
+
+class Outgoing:
+    """One stream, as its sender sees it."""
+
+    def __init__(
+        self,
+        receiver: int,
+        stream: StreamKey,
+        source: Source,
+        offset: int,
+        size: int,
+        priority: Priority,
+        on_closed: Callable[[], None],
+    ) -> None:
+        self.receiver = receiver
+        self.stream = stream
+        self.source = source
+        self.position = self.pulled = offset
+        self.size = size
+        self.priority = priority
+        self.on_closed = on_closed
+        self.link: SendingLink | None = None
+        self.channel = 0
+        self.told = 0
+        self.pulls: deque[Pull] = deque()
+        self.sends: deque[Send] = deque()
+        self.answered = 0
+        self.queued = False
+        self.cancelled = False
+        self.closed = False
+        self.noticed = False  # that the source has risen
+        self.risen: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.source.unsubscribe(self.risen)
+            self.on_closed()
+
+
+class SendingLink(Link):
+    def __init__(
+        self,
+        engine: Engine,
+        peer: int,
+        connection: Connection,
+        on_lost: Callable[[Exception], None],
+        find: Callable[[int, StreamKey], Outgoing | None],
+        on_closed: Callable[[Outgoing], None],
+        on_ended: Callable[[SendingLink], None],
+    ) -> None:
+        super().__init__(engine, peer, on_lost)
+        self.streams: dict[int, Outgoing] = {}
+        self._find = find
+        self._on_closed = on_closed
+        self._on_ended = on_ended
+        self._opened: dict[StreamKey, int] = {}
+        self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in Priority)
+        self._flight_bytes = 0
+        self._flight_messages = 0
+        self._greeting: Greeting | None = None
+        self._greeting_length: int | None = None
+        self.attach(connection)
+
+    @property
+    def name(self) -> str:
+        return f"{self.peer:x}"
+
+    def status(self) -> LinkStatus:
+        streams = len(self.streams)
+        return LinkStatus(self.peer, Side.SENDING, "ucx", self.connected, streams, self.bytes, self.frames)
+
+    # --- what the receiver says --------------------------------------------------------------------------------
+
+    def heard(self, connection: Connection) -> None:
+        if self._greeting is None and not self._greeted(connection):
+            return
+        for what, channel, first, second, third in connection.take_records():
+            if what == Record.OPEN:
+                self._open((first, second), channel)
+            elif what == Record.PULL:
+                self._pulled(channel, Pull(first, second, third))
+            elif what == Record.CANCEL:
+                self._cancelled_by_receiver(channel)
+            else:
+                raise self.violation(f"a record of kind {what}")
+
+    def _greeted(self, connection: Connection) -> bool:
+        """The greeting comes first. It is answered before UCX is connected, which the receiver does first."""
+        if self._greeting_length is None:
+            if (head := connection.take(GREETING_LENGTH.size)) is None:
+                return False
+            (self._greeting_length,) = GREETING_LENGTH.unpack(head)
+            if not 0 < self._greeting_length <= MAX_GREETING:
+                raise self.violation("a greeting that is too long")
+        if (body := connection.take(self._greeting_length)) is None:
+            return False
+        mine = self.engine.greeting()
+        try:
+            greeting = Greeting.decode(body, self.name)
+            greeting.check(mine, self.name)
+        except DisagreementError as error:
+            connection.put_bytes(Greeting((), {}, b"", refusal=error.detail).encode())
+            connection.flush()
+            connection.hang_up()
+            raise
+        connection.put_bytes(mine.encode())
+        self._greeting = greeting
+        self.flush_soon()
+        return True
+
+    def _open(self, stream: StreamKey, channel: int) -> None:
+        if self.endpoint is None:
+            assert self._greeting is not None
+            self.endpoint = self.engine.connect(self._greeting.address)
+        if not channel or channel in self.streams or channel in self._opened.values() or stream in self._opened:
+            raise self.violation(f"channel {channel} or its stream opened twice")
+        outgoing = self._find(self.peer, stream)
+        if outgoing is not None and outgoing.link is not None:
+            raise self.violation(f"stream {stream} opened twice")
+        if outgoing is not None:
+            self._begin(outgoing, channel)
+        elif len(self._opened) >= MAX_OPENED:
+            raise self.violation(f"more than {MAX_OPENED} streams opened that nobody sends")
+        else:
+            self._opened[stream] = channel
+
+    def _pulled(self, channel: int, pull: Pull) -> None:
+        outgoing = self.streams.get(channel)
+        if outgoing is None or outgoing.cancelled:
+            return  # it ended while the pull was on its way
+        valid = pull.offset == outgoing.pulled and 0 < pull.length <= MAX_GRANULE
+        if not valid or pull.offset + pull.length > outgoing.told or len(outgoing.pulls) >= MAX_PULLS:
+            raise self.violation(f"a pull of {pull.length} bytes at {pull.offset} on channel {channel}")
+        outgoing.pulled += pull.length
+        outgoing.pulls.append(pull)
+        self._enqueue(outgoing)
+        self._send_more()
+
+    def _cancelled_by_receiver(self, channel: int) -> None:
+        if (outgoing := self.streams.get(channel)) is not None:
+            self.cancel(outgoing)
+        else:
+            self._opened = {stream: number for stream, number in self._opened.items() if number != channel}
+
+    # --- streams -----------------------------------------------------------------------------------------------
+
+    def serve(self, outgoing: Outgoing) -> None:
+        """Begin if the receiver has opened it already."""
+        if (channel := self._opened.pop(outgoing.stream, None)) is not None:
+            self._begin(outgoing, channel)
+
+    def _begin(self, outgoing: Outgoing, channel: int) -> None:
+        outgoing.link = self
+        outgoing.channel = channel
+        self.streams[channel] = outgoing
+        self.tell(outgoing)
+
+    def tell(self, outgoing: Outgoing) -> None:
+        """Say how far the source can be read."""
+        watermark = min(outgoing.source.watermark(), outgoing.size)
+        if watermark > outgoing.told and self.connection is not None and not outgoing.cancelled:
+            outgoing.told = watermark
+            self.connection.put(Record.MORE, outgoing.channel, watermark)
+            self.flush_soon()
+
+    def cancel(self, outgoing: Outgoing) -> None:
+        if outgoing.closed or outgoing.cancelled:
+            return
+        outgoing.cancelled = True
+        outgoing.pulls.clear()
+        if self.connection is not None:
+            self.connection.put(Record.END, outgoing.channel, outgoing.answered)
+            self.flush_soon()
+        if not outgoing.sends:
+            self._close(outgoing)
+        else:
+            self.engine.later(CANCEL_SECONDS, lambda: self._cancel_overdue(outgoing))
+
+    def _cancel_overdue(self, outgoing: Outgoing) -> None:
+        if not outgoing.closed:
+            self.break_off(
+                ConnectionLostError(
+                    f"a cancelled stream was still under way after {CANCEL_SECONDS:g} s",
+                    self.name,
+                    "check whether the process there is stopped",
+                )
+            )
+
+    # --- sending -----------------------------------------------------------------------------------------------
+
+    def _enqueue(self, outgoing: Outgoing) -> None:
+        if not outgoing.queued:
+            outgoing.queued = True
+            self._queues[outgoing.priority].append(outgoing)
+
+    def _send_more(self) -> None:
+        while self._flight_messages < FLIGHT_MESSAGES or self._flight_bytes < FLIGHT_BYTES:
+            if (outgoing := self._next()) is None:
+                return
+            self._answer(outgoing, outgoing.pulls.popleft())
+            if outgoing.pulls:
+                self._enqueue(outgoing)
+
+    def _next(self) -> Outgoing | None:
+        for queue in self._queues:
+            while queue:
+                outgoing = queue.popleft()
+                outgoing.queued = False
+                if outgoing.pulls:
+                    return outgoing
+        return None
+
+    def _answer(self, outgoing: Outgoing, pull: Pull) -> None:
+        assert self._greeting is not None
+        window = _writable(outgoing.source, pull.offset, pull.length)
+        request = self.engine.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
+        outgoing.sends.append(Send(request, pull.length))
+        outgoing.answered += 1
+        outgoing.position = pull.offset + pull.length
+        self._flight_messages += 1
+        self._flight_bytes += pull.length
+        self.engine.active.add(self)
+
+    def advance(self) -> bool:
+        """Let go of the memory of what is sent, and send more."""
+        moved = busy = False
+        for outgoing in list(self.streams.values()):
+            if outgoing.sends:
+                try:
+                    moved |= self._advance(outgoing)
+                except self.engine.library.error as error:
+                    self.break_off(self.failed(error))
+                busy |= bool(outgoing.sends)
+        if moved and not self.broken:
+            try:
+                self._send_more()
+            except self.engine.library.error as error:
+                self.break_off(self.failed(error))
+        if not busy and not self._flight_messages:
+            self.engine.active.discard(self)
+        return moved
+
+    def _advance(self, outgoing: Outgoing) -> bool:
+        sends = outgoing.sends
+        moved = False
+        while sends and sends[0].request.completed:
+            send = sends.popleft()
+            moved = True
+            self._flight_messages -= 1
+            self._flight_bytes -= send.length
+            if self.broken:
+                continue
+            send.request.check_error()
+            self.bytes += send.length
+            self.frames += 1
+        if not sends and (self.broken or outgoing.cancelled or outgoing.position >= outgoing.size):
+            self._close(outgoing)
+        return moved
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def _close(self, outgoing: Outgoing) -> None:
+        del self.streams[outgoing.channel]
+        self._on_closed(outgoing)
+        outgoing.close()
+        if self.broken and not self.streams:
+            self.endpoint = None
+
+    def break_off(self, error: Exception | None) -> None:
+        """The end of a link that carries nothing is nobody's loss, unless the two sides could not agree."""
+        told = self.streams or (isinstance(error, TransportError) and not isinstance(error, ConnectionLostError))
+        super().break_off(error if told else None)
+
+    def release(self) -> None:
+        self._on_ended(self)
+        self._opened.clear()
+        for outgoing in list(self.streams.values()):
+            outgoing.pulls.clear()
+            if not outgoing.sends:
+                self._close(outgoing)
+        if not self.streams:
+            self.endpoint = None
+        else:
+            self.engine.active.add(self)
+
+
+def _writable(source: Source, offset: int, length: int) -> memoryview:
+    """The bytes in one piece of memory that may be written."""
+    window = source.window(offset, length)
+    if window.nbytes == length and not window.readonly:
+        return window
+    copied = bytearray(window)
+    while len(copied) < length:
+        copied += source.window(offset + len(copied), length - len(copied))
+    return memoryview(copied)

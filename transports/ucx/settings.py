@@ -1,0 +1,91 @@
+"""What both ends of a UCX link must agree on, and how they tell each other: one greeting each way, over the socket.
+
+UCX itself checks none of it: two sides with different TCP segment sizes corrupt each other's memory. So the sender
+compares before it answers, and nobody connects UCX before that. The greeting travels on the link's TCP connection,
+whose handshake has proven the peer.
+"""
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import msgspec
+
+from hoplite_ucx.transports.errors import HandshakeError
+
+__all__ = ["GREETING_LENGTH", "MARK", "MAX_GREETING", "DisagreementError", "Greeting", "UcxSettings"]
+
+MARK = b"ucx"
+"""The handshake's info of a connection that belongs to a UCX link."""
+
+GREETING_LENGTH = Struct("<I")
+MAX_GREETING = 64 << 10
+_REMEDY = "give both hosts the same [ucx] settings and the same UCX release"
+
+
+class DisagreementError(HandshakeError):
+    """The two sides cannot be connected by UCX as they are set up."""
+
+
+@dataclass(frozen=True, slots=True)
+class UcxSettings:
+    """How UCX is used. The defaults are what was fastest here over tcp."""
+
+    tls: tuple[str, ...] = ("tcp",)
+    """Transports in UCX's words: `tcp`, `posix`, `rc`, `dc`."""
+    net_devices: tuple[str, ...] = ()
+    """Devices in UCX's words, such as `eth0` or `mlx5_0:1`; empty is all. Each end has its own."""
+    segment: int = 1 << 20
+    """The size of UCX's TCP segments. Its own default (8 KiB) is several times slower."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Any other setting of UCX, without the `UCX_` in front."""
+
+    def for_ucx(self) -> dict[str, str]:
+        """`self` is what a worker reaches itself with. Rails: ucxx sets them to one unless told."""
+        return {
+            "TLS": ",".join((*self.tls, *(() if "self" in self.tls else ("self",)))),
+            "TCP_TX_SEG_SIZE": str(self.segment),
+            "TCP_RX_SEG_SIZE": str(self.segment),
+            "MM_ERROR_HANDLING": "y",
+            "NET_DEVICES": ",".join(self.net_devices) or "all",
+            "MAX_RNDV_RAILS": str(max(1, len(self.net_devices))),
+            **dict(self.options),
+        }
+
+    def agreed(self) -> dict[str, Any]:
+        """What must be the same on both sides."""
+        return {"tls": sorted(self.tls), "segment": self.segment, "options": dict(self.options)}
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """Who speaks: its UCX, its settings, and where its worker is reached. The receiver's has the link's tag."""
+
+    version: tuple[int, ...]
+    settings: dict[str, Any]
+    address: bytes
+    tag: int = 0
+    refusal: str = ""
+
+    def encode(self) -> bytes:
+        body = msgspec.msgpack.encode(self)
+        return GREETING_LENGTH.pack(len(body)) + body
+
+    @classmethod
+    def decode(cls, body: bytes, peer: str) -> "Greeting":
+        try:
+            greeting = msgspec.msgpack.decode(body, type=cls)
+        except msgspec.DecodeError as error:
+            raise DisagreementError(f"a greeting that makes no sense: {error}", peer, "update both hosts") from error
+        if greeting.refusal:
+            raise DisagreementError(f"the peer refused: {greeting.refusal[:500]}", peer, _REMEDY)
+        return greeting
+
+    def check(self, mine: "Greeting", peer: str) -> None:
+        """Raises a `DisagreementError` that names the first thing on which the two differ."""
+        keys = sorted({*self.settings, *mine.settings})
+        settings = [(f"setting ucx.{key}", self.settings.get(key), mine.settings.get(key)) for key in keys]
+        for what, theirs, ours in (("UCX release", self.version[:2], mine.version[:2]), *settings):
+            if theirs != ours:
+                raise DisagreementError(f"{what} is {theirs} there and {ours} here", peer, _REMEDY)
+        if not self.address or not 0 <= self.tag < 1 << 32:
+            raise DisagreementError("a greeting without an address or with a wrong tag", peer, "update both hosts")

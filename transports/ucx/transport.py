@@ -1,0 +1,334 @@
+"""The links of one node over UCX: finds or opens the link of a stream, and knows them all.
+
+As over TCP, the receiver of a stream connects to the sender's port; that connection carries the link's records, and UCX
+its bytes. Calls only note the stream and leave the rest to the engine's thread, which starts with the first of them.
+The tables of links belong to that thread; the tables of streams to `_lock`.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from functools import partial
+
+from hoplite_ucx.transports.addresses import parse_address
+from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
+from hoplite_ucx.transports.handshake import Identity, Peer
+from hoplite_ucx.transports.interface import (
+    MAX_GRANULE,
+    Fault,
+    LinkLost,
+    LinkStatus,
+    Priority,
+    ReceiveClosed,
+    ServeClosed,
+    Side,
+    Sink,
+    Source,
+    StreamKey,
+    Transport,
+)
+from hoplite_ucx.transports.ucx.engine import Engine
+from hoplite_ucx.transports.ucx.frames import Connection
+from hoplite_ucx.transports.ucx.library import Lane
+from hoplite_ucx.transports.ucx.receiving import Incoming, ReceivingLink
+from hoplite_ucx.transports.ucx.sending import Outgoing, SendingLink
+from hoplite_ucx.transports.ucx.settings import UcxSettings
+
+__all__ = ["UcxTransport"]
+
+# How long a stream waits for its receiver to connect.
+GRACE_SECONDS = 2.5
+
+
+class UcxTransport(Transport):
+    def __init__(self, me: Identity, on_link_lost: LinkLost | None = None, settings: UcxSettings | None = None) -> None:
+        self._me = me
+        self._on_link_lost = on_link_lost
+        self._settings = settings or UcxSettings()
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._closed = False
+        self._incoming: dict[StreamKey, Incoming] = {}
+        self._outgoing: dict[StreamKey, Outgoing] = {}
+        self._receiving: dict[int, ReceivingLink] = {}
+        self._sending: dict[int, SendingLink] = {}
+
+    def start(self) -> Engine:
+        """The engine, started if it is not. Raises a `TransportError` if UCX is missing or refuses its settings."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionLostError("the transport is closed", "this process", "make another one")
+            if self._engine is None:
+                self._engine = Engine(self._settings, f"{self._me.node:x}")
+            return self._engine
+
+    def adopt(self, sock: socket.socket, peer: Peer) -> None:
+        """Take a proven connection on which the peer will receive."""
+        try:
+            engine = self.start()
+        except TransportError:
+            sock.close()
+            return
+        engine.call(partial(self._adopt, engine, sock, peer.node))
+
+    def receive(
+        self,
+        sender: int,
+        address: str,
+        stream: StreamKey,
+        sink: Sink,
+        *,
+        offset: int,
+        size: int,
+        granule: int,
+        on_closed: ReceiveClosed,
+    ) -> None:
+        _check(stream, offset, size, granule)
+        parse_address(address)
+        incoming = Incoming(stream, sink, offset, size, granule, on_closed)
+        engine = self._engine_for(sender, Side.RECEIVING) if offset < size else None
+        with self._lock:
+            if stream in self._incoming:
+                raise ValueError(f"stream {stream} is received already")
+            taken = engine is not None and not self._closed
+            if taken:
+                self._incoming[stream] = incoming
+        if engine is None or not taken:
+            incoming.close(Fault.BROKEN)
+            return
+
+        def grown() -> None:
+            if not incoming.noticed:
+                incoming.noticed = True
+                engine.call(partial(self._grown, incoming))
+
+        sink.subscribe(grown)
+        engine.call(partial(self._receive, engine, sender, address, incoming))
+
+    def cancel_receive(self, stream: StreamKey) -> None:
+        incoming = self._incoming.get(stream)
+        if incoming is not None and self._engine is not None:
+            self._engine.call(partial(self._cancel_receive, incoming))
+
+    def serve(
+        self,
+        receiver: int,
+        stream: StreamKey,
+        source: Source,
+        *,
+        offset: int,
+        size: int,
+        granule: int,
+        priority: Priority,
+        on_closed: ServeClosed,
+    ) -> None:
+        _check(stream, offset, size, granule)
+        outgoing = Outgoing(receiver, stream, source, offset, size, priority, on_closed)
+        engine = self._engine_for(receiver, Side.SENDING) if offset < size else None
+        with self._lock:
+            if stream in self._outgoing:
+                raise ValueError(f"stream {stream} is served already")
+            taken = engine is not None and not self._closed
+            if taken:
+                self._outgoing[stream] = outgoing
+        if engine is None or not taken:
+            outgoing.close()
+            return
+
+        def risen() -> None:
+            if not outgoing.noticed:
+                outgoing.noticed = True
+                engine.call(partial(self._risen, outgoing))
+
+        outgoing.risen = risen
+        source.subscribe(risen)
+        engine.call(partial(self._serve, engine, outgoing))
+
+    def cancel_serve(self, stream: StreamKey) -> None:
+        outgoing = self._outgoing.get(stream)
+        if outgoing is not None and self._engine is not None:
+            self._engine.call(partial(self._cancel_serve, outgoing))
+
+    def receive_positions(self) -> dict[StreamKey, int]:
+        return {incoming.stream: incoming.sink.watermark() for incoming in list(self._incoming.values())}
+
+    def serve_positions(self) -> dict[StreamKey, int]:
+        return {outgoing.stream: outgoing.position for outgoing in list(self._outgoing.values())}
+
+    def links(self) -> list[LinkStatus]:
+        return [link.status() for link in self._links()]
+
+    def lanes(self, seconds: float = 1.0) -> dict[tuple[int, Side], list[Lane]]:
+        """What UCX really gave each link, asked of UCX itself; empty if it does not answer in time."""
+        found: dict[tuple[int, Side], list[Lane]] = {}
+        answered = threading.Event()
+
+        def ask() -> None:
+            found.update(((link.peer, link.status().side), link.lanes()) for link in self._links())
+            answered.set()
+
+        if self._engine is None or self._closed:
+            return {}
+        self._engine.call(ask)
+        return dict(found) if answered.wait(seconds) else {}
+
+    def drop(self, peer: int) -> None:
+        if self._engine is not None:
+            self._engine.call(partial(self._drop, peer))
+
+    def close(self, timeout: float = 5.0) -> bool:
+        with self._lock:
+            self._closed = True
+            engine = self._engine
+        if engine is None:
+            return True
+        deadline = time.monotonic() + timeout
+        diallers = [link.dialler for link in list(self._receiving.values())]
+        engine.call(self._shut)
+        engine.stop()
+        if not engine.join(timeout):
+            engine.abandon()
+            return False
+        for thread in diallers:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in diallers)
+
+    def _engine_for(self, peer: int, side: Side) -> Engine | None:
+        """None if there is no UCX, which is told as if the link had been lost at once."""
+        try:
+            return self.start()
+        except TransportError as error:
+            if not self._closed:
+                self._lost(peer, side, error)
+            return None
+
+    def _links(self) -> list[ReceivingLink | SendingLink]:
+        return [*list(self._receiving.values()), *list(self._sending.values())]
+
+    def _lost(self, peer: int, side: Side, error: Exception) -> None:
+        if self._on_link_lost is not None:
+            self._on_link_lost(peer, side, error)
+
+    # --- on the engine's thread --------------------------------------------------------------------------------
+
+    def _adopt(self, engine: Engine, sock: socket.socket, peer: int) -> None:
+        if self._closed:
+            sock.close()
+            return
+        if (old := self._sending.pop(peer, None)) is not None:
+            old.break_off(None)
+        self._sending[peer] = SendingLink(
+            engine,
+            peer,
+            Connection(sock, f"{peer:x}"),
+            partial(self._lost, peer, Side.SENDING),
+            self._find,
+            self._outgoing_closed,
+            self._sending_ended,
+        )
+
+    def _find(self, receiver: int, stream: StreamKey) -> Outgoing | None:
+        outgoing = self._outgoing.get(stream)
+        return outgoing if outgoing is not None and outgoing.receiver == receiver else None
+
+    def _receive(self, engine: Engine, sender: int, address: str, incoming: Incoming) -> None:
+        if incoming.closed:
+            return
+        if self._closed:
+            self._incoming_closed(incoming)
+            incoming.close(Fault.BROKEN)
+            return
+        link = self._receiving.get(sender)
+        if link is None:
+            link = self._receiving[sender] = ReceivingLink(
+                engine,
+                sender,
+                address,
+                self._me,
+                partial(self._lost, sender, Side.RECEIVING),
+                self._incoming_closed,
+                self._receiving_ended,
+            )
+        incoming.link = link
+        link.receive(incoming)
+
+    def _grown(self, incoming: Incoming) -> None:
+        incoming.noticed = False
+        if incoming.link is not None:
+            incoming.link.grown(incoming)
+
+    def _cancel_receive(self, incoming: Incoming) -> None:
+        if incoming.link is not None:
+            incoming.link.cancel(incoming)
+
+    def _serve(self, engine: Engine, outgoing: Outgoing) -> None:
+        if self._closed:
+            self._outgoing_closed(outgoing)
+            outgoing.close()
+            return
+        if (link := self._sending.get(outgoing.receiver)) is not None:
+            link.serve(outgoing)
+        if outgoing.link is None:
+            engine.later(GRACE_SECONDS, partial(self._out_of_grace, engine, outgoing))
+
+    def _out_of_grace(self, engine: Engine, outgoing: Outgoing) -> None:
+        """Nobody came for it: a stream may wait only while its receiver has a link here."""
+        if outgoing.closed or outgoing.link is not None:
+            return
+        if outgoing.receiver in self._sending:
+            engine.later(GRACE_SECONDS, partial(self._out_of_grace, engine, outgoing))
+        else:
+            self._outgoing_closed(outgoing)
+            outgoing.close()
+
+    def _risen(self, outgoing: Outgoing) -> None:
+        outgoing.noticed = False
+        if outgoing.link is not None:
+            outgoing.link.tell(outgoing)
+
+    def _cancel_serve(self, outgoing: Outgoing) -> None:
+        if outgoing.link is not None:
+            outgoing.link.cancel(outgoing)
+        elif not outgoing.closed:
+            self._outgoing_closed(outgoing)
+            outgoing.close()
+
+    def _incoming_closed(self, incoming: Incoming) -> None:
+        with self._lock:
+            self._incoming.pop(incoming.stream, None)
+
+    def _outgoing_closed(self, outgoing: Outgoing) -> None:
+        with self._lock:
+            self._outgoing.pop(outgoing.stream, None)
+
+    def _receiving_ended(self, link: ReceivingLink) -> None:
+        if self._receiving.get(link.peer) is link:
+            del self._receiving[link.peer]
+
+    def _sending_ended(self, link: SendingLink) -> None:
+        if self._sending.get(link.peer) is link:
+            del self._sending[link.peer]
+
+    def _drop(self, peer: int) -> None:
+        for link in self._links():
+            if link.peer == peer:
+                link.break_off(None)
+
+    def _shut(self) -> None:
+        for link in self._links():
+            link.break_off(None)
+        for outgoing in list(self._outgoing.values()):
+            if outgoing.link is None:
+                self._outgoing_closed(outgoing)
+                outgoing.close()
+
+
+def _check(stream: StreamKey, offset: int, size: int, granule: int) -> None:
+    if not all(0 <= part < 1 << 64 for part in stream):
+        raise ValueError(f"a stream is named by two numbers in [0, 2**64), not {stream}")
+    if not 0 <= offset <= size < 1 << 63:
+        raise ValueError(f"there are no bytes from {offset} to {size}")
+    if not 0 < granule <= MAX_GRANULE:
+        raise ValueError(f"a granule has 1 to {MAX_GRANULE} bytes, not {granule}")
