@@ -4,10 +4,8 @@ All calls to UCX, all sockets of UCX links and all their tables are this thread'
 other threads only leave work in a queue and wake it. It sleeps on one epoll that has the worker's own descriptor, the
 links' sockets and an eventfd; UCX demands that it is asked (`arm`) before each sleep.
 
-Requests and memory are kept until UCX has completed them; that is the one rule that nothing may break, since UCX writes
-to the memory of a receive until then, cancelled or not. There are two ways to make a receive complete that no message
-will ever come for: closing the endpoint ends what has begun, and an empty message from the worker to itself
-(`settle`) ends what has not.
+Links share one worker, except over shared memory: there the peers of a worker write to one queue in turns, and one that
+is stopped or killed in its turn would hold up all the others for ever. So each of those links has a worker of its own.
 
 UCX does not survive a fork: a forked child may not use an engine of its parent, and is told so.
 """
@@ -18,7 +16,6 @@ import heapq
 import itertools
 import logging
 import os
-import secrets
 import select
 import threading
 import time
@@ -29,7 +26,8 @@ from typing import Any, Protocol
 
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.ucx import library
-from hoplite_ucx.transports.ucx.settings import Greeting, UcxSettings
+from hoplite_ucx.transports.ucx.settings import UcxSettings
+from hoplite_ucx.transports.ucx.worker import Worker
 
 __all__ = ["Active", "Engine"]
 
@@ -37,8 +35,12 @@ _log = logging.getLogger("hoplite.ucx")
 
 _START_SECONDS = 10.0
 _IDLE_SECONDS = 30.0
-# How many rounds in a row UCX may have the thread while it gets on, before sockets are looked at.
+# How many times in a row UCX may have the thread while it gets on, before sockets are looked at.
 _ROUNDS = 4
+# A worker whose peer was stopped in the middle of something always has something to do, and never gets on: after so
+# many rounds in which nothing happened, the thread sleeps for a moment in each.
+_PATIENT_ROUNDS = 2000
+_PAUSE_SECONDS = 1e-3
 
 _abandoned: list[object] = []
 """Workers whose requests never completed: freeing them could let UCX write to memory that is somebody else's."""
@@ -66,11 +68,11 @@ class Engine:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._watched: dict[int, Callable[[int], None]] = {}
-        self._tags: set[int] = set()
-        self._settling: list[library.Request] = []
         self._context: Any = None
-        self._worker: library.Worker = None
-        self._myself: library.Endpoint | None = None
+        self._shared: Worker | None = None
+        self._workers: list[Worker] = []
+        self._returned: list[Worker] = []
+        self._idle_rounds = 0
         self._asleep = False
         self._wake_lock = threading.Lock()  # the descriptor is not closed while somebody writes to it
         self._stopping = False
@@ -117,37 +119,29 @@ class Engine:
 
     # --- for the engine's thread -------------------------------------------------------------------------------
 
-    def greeting(self, tag: int = 0) -> Greeting:
-        return Greeting(self.library.version, self.settings.agreed(), self._worker.address.tobytes(), tag)
+    def take_worker(self) -> Worker:
+        """A worker for a link: one that all share, unless they use shared memory."""
+        if self.settings.private_workers:
+            return self._new_worker()
+        if self._shared is None:
+            self._shared = self._new_worker()
+        return self._shared
 
-    def new_tag(self) -> int:
-        """Random bits that no other link of this worker has or had."""
-        while (tag := secrets.randbits(32)) in self._tags:
-            pass
-        self._tags.add(tag)
-        return tag
+    def return_worker(self, worker: Worker) -> None:
+        """The link has ended, and all its requests are completed."""
+        if worker is not self._shared and worker not in self._returned and worker in self._workers:
+            self._returned.append(worker)
 
-    def connect(self, address: bytes) -> library.Endpoint:
-        return self.library.endpoint(self._worker, address)
+    def _new_worker(self) -> Worker:
+        worker = Worker(self.library, self._context, self.settings)
+        self._workers.append(worker)
+        self._epoll.register(worker.descriptor, select.EPOLLIN)
+        return worker
 
-    def disconnect(self, endpoint: library.Endpoint) -> None:
-        """Its transfers complete with an error in the next rounds."""
-        try:
-            endpoint.close_blocking(period=100_000_000, max_attempts=1)
-        except self.library.error as error:
-            _log.info("an endpoint was closed with %s", error)
-
-    def receive(self, window: memoryview, tag: int) -> library.Request:
-        return self._worker.tag_recv(self.library.array(window), self.library.tag(tag), self.library.whole_tag)
-
-    def send(self, endpoint: library.Endpoint, window: memoryview, tag: int) -> library.Request:
-        return endpoint.tag_send(self.library.array(window), self.library.tag(tag))
-
-    def settle(self, tag: int) -> None:
-        """Complete a receive that nobody sends anything for, with an empty message."""
-        if self._myself is None:
-            self._myself = self.connect(self._worker.address.tobytes())
-        self._settling.append(self.send(self._myself, memoryview(bytearray()), tag))
+    def _close_worker(self, worker: Worker) -> None:
+        self._epoll.unregister(worker.descriptor)
+        self._workers.remove(worker)
+        worker.close()
 
     def later(self, seconds: float, work: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), work))
@@ -169,33 +163,39 @@ class Engine:
     def _run(self) -> None:
         try:
             self._context = self.library.context(self.settings.for_ucx())
-            self._worker = self.library.worker(self._context)
-            self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
+            self._close_worker(self._new_worker())  # whether it works is known before the first link
         except Exception as error:
             self._failure = error
             self._close_descriptors()
             self._ready.set()
             return
         self._ready.set()
-        while not (self._stopping and not self.active and not self._settling and not self._calls):
+        while not (self._stopping and self._at_rest()):
             try:
                 self._round()
             except Exception:  # a failing callback must not end the links of others
                 _log.exception("a round of the UCX engine failed")
         self._end()
 
+    def _at_rest(self) -> bool:
+        return not self.active and not self._calls and all(worker.settled for worker in self._workers)
+
     def _round(self) -> None:
+        self._idle_rounds += 1
         for _ in range(len(self._calls)):
+            self._idle_rounds = 0
             self._calls.popleft()()
         for _ in range(_ROUNDS):
-            self._worker.progress()
             moved = False
+            for worker in self._workers:
+                worker.progress()
             for active in tuple(self.active):
                 moved |= active.advance()
             if not moved:
                 break
-        if self._settling:
-            self._settling = [request for request in self._settling if not request.completed]
+            self._idle_rounds = 0
+        while self._returned and self._returned[-1].settled:
+            self._close_worker(self._returned.pop())
         self._flush()
         self._poll(self._timeout())
 
@@ -209,8 +209,8 @@ class Engine:
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
         self._asleep = True
-        if self._calls or self._stopping or self.unflushed or not self._worker.arm():
-            return 0.0
+        if self._calls or self._stopping or self.unflushed or not all(worker.arm() for worker in self._workers):
+            return 0.0 if self._idle_rounds < _PATIENT_ROUNDS else _PAUSE_SECONDS
         return min(self._timers[0][0] - now, _IDLE_SECONDS) if self._timers else _IDLE_SECONDS
 
     def _poll(self, timeout: float) -> None:
@@ -221,16 +221,15 @@ class Engine:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
             elif (ready := self._watched.get(descriptor)) is not None:
+                self._idle_rounds = 0
                 ready(event)
 
     def _end(self) -> None:
-        if self._myself is not None:
-            self.disconnect(self._myself)
-            self._worker.progress()
         self._timers.clear()
         self._watched.clear()
-        self._settling.clear()
-        self._myself = self._worker = self._context = None  # UCX closes what it has with the last reference
+        for worker in list(self._workers):
+            self._close_worker(worker)
+        self._shared = self._context = None
         self._close_descriptors()
         self.ended.set()
 

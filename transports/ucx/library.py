@@ -90,10 +90,13 @@ class Library:
         worker.init_blocking_progress_mode()
         return worker
 
-    def endpoint(self, worker: Worker, address: bytes) -> Endpoint:
-        """With error handling: only then does closing it end what is under way, at once."""
+    def endpoint(self, worker: Worker, address: bytes, *, to_peer: bool = True) -> Endpoint:
+        """To a peer with error handling: only then does closing it end what is under way, at once.
+
+        Without it, a worker reaches itself through memory alone, past whatever holds up its other transports.
+        """
         there = self._api.UCXAddress.create_from_buffer(address)
-        return self._api.UCXEndpoint.create_from_worker_address(worker, there, True)
+        return self._api.UCXEndpoint.create_from_worker_address(worker, there, to_peer)
 
     def lanes(self, endpoint: Endpoint) -> list[Lane]:
         """The lanes of an endpoint that has sent something; none if this UCX does not tell."""

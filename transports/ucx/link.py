@@ -27,6 +27,7 @@ class Link(ABC):
     def __init__(self, engine: Engine, peer: int, on_lost: Callable[[Exception], None]) -> None:
         self.peer = peer
         self.engine = engine
+        self.worker = engine.take_worker()
         self.connection: Connection | None = None
         self.endpoint: library.Endpoint | None = None
         self.broken = False
@@ -105,10 +106,15 @@ class Link(ABC):
             self.engine.unwatch(connection.sock.fileno())
             connection.close()
         if self.endpoint is not None:
-            self.engine.disconnect(self.endpoint)
+            self.worker.disconnect(self.endpoint)
         if error is not None:
             self._on_lost(connection_broke(error, self.name) if isinstance(error, OSError) else error)
         self.release()
+
+    def let_go(self) -> None:
+        """The last request of a broken link is completed."""
+        self.endpoint = None
+        self.engine.return_worker(self.worker)
 
     @abstractmethod
     def release(self) -> None:

@@ -96,12 +96,12 @@ class ReceivingLink(Link):
         self._me = replace(me, info=MARK)
         self._on_closed = on_closed
         self._on_ended = on_ended
-        self._tag = engine.new_tag()
+        self._tag = self.worker.new_tag()
         self._last_channel = 0
         self._number = 0
         self._used = False
         self._dialling: socket.socket | None = None
-        self._greeting = engine.greeting(self._tag)
+        self._greeting = self.worker.greeting(self._tag)
         self.dialler = threading.Thread(target=self._dial, name=f"hoplite-ucx-dial-{peer:x}", daemon=True)
         self.dialler.start()
 
@@ -166,7 +166,7 @@ class ReceivingLink(Link):
             sock.close()
             return
         try:
-            self.endpoint = self.engine.connect(greeting.address)
+            self.endpoint = self.worker.connect(greeting.address)
         except self.engine.library.error as error:
             sock.close()
             self.break_off(self.failed(error))
@@ -239,7 +239,7 @@ class ReceivingLink(Link):
         assert self.connection is not None
         length = window.nbytes
         tag = pull_tag(self._tag, self._number)
-        request = self.engine.receive(window, tag)  # posted first: credit is granted by the record
+        request = self.worker.receive(window, tag)  # posted first: credit is granted by the record
         self.connection.put(Record.PULL, incoming.channel, self._number, incoming.requested, length)
         self.flush_soon()
         self._number += 1
@@ -274,7 +274,7 @@ class ReceivingLink(Link):
         if not pull.void:
             pull.void = True
             if not pull.request.completed:
-                self.engine.settle(pull.tag)
+                self.worker.settle(pull.tag)
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class ReceivingLink(Link):
         self._on_closed(incoming)
         incoming.close(fault)
         if self.broken and not self.streams:
-            self.endpoint = None
+            self.let_go()
 
     def _retire(self) -> None:
         """A link that nobody used for a while is closed."""
@@ -345,7 +345,7 @@ class ReceivingLink(Link):
             if not incoming.pulls:
                 self._close(incoming, None if incoming.cancelled else Fault.BROKEN)
         if not self.streams:
-            self.endpoint = None
+            self.let_go()
         else:
             self.engine.active.add(self)
             self.engine.call(lambda: self.engine.call(self._settle_all))

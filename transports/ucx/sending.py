@@ -141,7 +141,7 @@ class SendingLink(Link):
                 raise self.violation("a greeting that is too long")
         if (body := connection.take(self._greeting_length)) is None:
             return False
-        mine = self.engine.greeting()
+        mine = self.worker.greeting()
         try:
             greeting = Greeting.decode(body, self.name)
             greeting.check(mine, self.name)
@@ -158,7 +158,7 @@ class SendingLink(Link):
     def _open(self, stream: StreamKey, channel: int) -> None:
         if self.endpoint is None:
             assert self._greeting is not None
-            self.endpoint = self.engine.connect(self._greeting.address)
+            self.endpoint = self.worker.connect(self._greeting.address)
         if not channel or channel in self.streams or channel in self._opened.values() or stream in self._opened:
             raise self.violation(f"channel {channel} or its stream opened twice")
         outgoing = self._find(self.peer, stream)
@@ -260,7 +260,7 @@ class SendingLink(Link):
     def _answer(self, outgoing: Outgoing, pull: Pull) -> None:
         assert self._greeting is not None
         window = _writable(outgoing.source, pull.offset, pull.length)
-        request = self.engine.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
+        request = self.worker.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
         outgoing.sends.append(Send(request, pull.length))
         outgoing.answered += 1
         outgoing.position = pull.offset + pull.length
@@ -311,7 +311,7 @@ class SendingLink(Link):
         self._on_closed(outgoing)
         outgoing.close()
         if self.broken and not self.streams:
-            self.endpoint = None
+            self.let_go()
 
     def break_off(self, error: Exception | None) -> None:
         """The end of a link that carries nothing is nobody's loss, unless the two sides could not agree."""
@@ -326,7 +326,7 @@ class SendingLink(Link):
             if not outgoing.sends:
                 self._close(outgoing)
         if not self.streams:
-            self.endpoint = None
+            self.let_go()
         else:
             self.engine.active.add(self)
 

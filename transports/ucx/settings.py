@@ -18,6 +18,8 @@ __all__ = ["GREETING_LENGTH", "MARK", "MAX_GREETING", "DisagreementError", "Gree
 MARK = b"ucx"
 """The handshake's info of a connection that belongs to a UCX link."""
 
+SHARED_MEMORY = frozenset({"all", "mm", "posix", "shm", "sm", "sysv", "xpmem"})
+
 GREETING_LENGTH = Struct("<I")
 MAX_GREETING = 64 << 10
 _REMEDY = "give both hosts the same [ucx] settings and the same UCX release"
@@ -51,6 +53,11 @@ class UcxSettings:
             "MAX_RNDV_RAILS": str(max(1, len(self.net_devices))),
             **dict(self.options),
         }
+
+    @property
+    def private_workers(self) -> bool:
+        """Whether each link needs a worker of its own: see `engine`."""
+        return not SHARED_MEMORY.isdisjoint(self.tls)
 
     def agreed(self) -> dict[str, Any]:
         """What must be the same on both sides."""

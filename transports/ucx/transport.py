@@ -219,15 +219,19 @@ class UcxTransport(Transport):
             return
         if (old := self._sending.pop(peer, None)) is not None:
             old.break_off(None)
-        self._sending[peer] = SendingLink(
-            engine,
-            peer,
-            Connection(sock, f"{peer:x}"),
-            partial(self._lost, peer, Side.SENDING),
-            self._find,
-            self._outgoing_closed,
-            self._sending_ended,
-        )
+        try:
+            self._sending[peer] = SendingLink(
+                engine,
+                peer,
+                Connection(sock, f"{peer:x}"),
+                partial(self._lost, peer, Side.SENDING),
+                self._find,
+                self._outgoing_closed,
+                self._sending_ended,
+            )
+        except engine.library.error as error:
+            sock.close()
+            self._lost(peer, Side.SENDING, _no_worker(error, f"{peer:x}"))
 
     def _find(self, receiver: int, stream: StreamKey) -> Outgoing | None:
         outgoing = self._outgoing.get(stream)
@@ -240,19 +244,22 @@ class UcxTransport(Transport):
             self._incoming_closed(incoming)
             incoming.close(Fault.BROKEN)
             return
-        link = self._receiving.get(sender)
-        if link is None:
-            link = self._receiving[sender] = ReceivingLink(
-                engine,
-                sender,
-                address,
-                self._me,
-                partial(self._lost, sender, Side.RECEIVING),
-                self._incoming_closed,
-                self._receiving_ended,
-            )
+        try:
+            link = self._receiving.get(sender) or self._new_receiving_link(engine, sender, address)
+        except engine.library.error as error:
+            self._incoming_closed(incoming)
+            self._lost(sender, Side.RECEIVING, _no_worker(error, address))
+            incoming.close(Fault.BROKEN)
+            return
         incoming.link = link
         link.receive(incoming)
+
+    def _new_receiving_link(self, engine: Engine, sender: int, address: str) -> ReceivingLink:
+        lost = partial(self._lost, sender, Side.RECEIVING)
+        link = self._receiving[sender] = ReceivingLink(
+            engine, sender, address, self._me, lost, self._incoming_closed, self._receiving_ended
+        )
+        return link
 
     def _grown(self, incoming: Incoming) -> None:
         incoming.noticed = False
@@ -323,6 +330,10 @@ class UcxTransport(Transport):
             if outgoing.link is None:
                 self._outgoing_closed(outgoing)
                 outgoing.close()
+
+
+def _no_worker(error: Exception, peer: str) -> ConnectionLostError:
+    return ConnectionLostError(f"UCX has no worker for another link: {error}", peer, "look at `hoplite doctor`")
 
 
 def _check(stream: StreamKey, offset: int, size: int, granule: int) -> None:

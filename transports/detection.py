@@ -1,0 +1,226 @@
+"""What this machine has for links: RDMA devices as the kernel shows them, and the UCX that this process really loads.
+
+Two different questions, and RDMA needs a yes to both: a card with an active port, and a UCX that was built for it. The
+kernel is asked through sysfs (under a root that tests give), UCX through the library in this process, since its own
+`ucx_info` may load another one than Python does.
+
+Tried on made-up sysfs trees and on machines without RDMA; never on a machine with it.
+"""
+
+import os
+import re
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.ucx import library
+
+__all__ = ["Machine", "Port", "RdmaDevice", "UcxBuild", "detect", "rdma_devices", "ucx_build"]
+
+VERBS_REMEDY = (
+    "install a UCX of 1.19 or newer with verbs from the system or conda, "
+    "and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
+)
+
+_CLASS = Path("sys/class/infiniband")
+_RDMA_TLS = frozenset({"rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5", "srd"})
+_RESOURCE = re.compile(r"resource\s+\d+\s*:.*?(\w+)/(\S+)\s*$", re.MULTILINE)
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of an RDMA device. The rate is in bits per second, 0 if the kernel does not tell."""
+
+    number: int
+    state: str
+    physical_state: str
+    link_layer: str
+    rate: float
+    gids: int
+    net_devices: tuple[str, ...]
+
+    @property
+    def active(self) -> bool:
+        return self.state == "ACTIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """`mlx5_0` and the like. NUMA node -1 is none, or not known."""
+
+    name: str
+    numa_node: int
+    pci: str
+    ports: tuple[Port, ...]
+
+    def ucx_names(self) -> list[str]:
+        """Its active ports, as UCX's NET_DEVICES has them."""
+        return [f"{self.name}:{port.number}" for port in self.ports if port.active]
+
+
+@dataclass(frozen=True, slots=True)
+class UcxBuild:
+    """The loaded UCX; `failure` says why there is none. Transports are `tcp`, `posix`, `rc_mlx5`, and so on."""
+
+    version: str = ""
+    path: str = ""
+    transports: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    failure: str = ""
+
+    @property
+    def rdma(self) -> bool:
+        return not _RDMA_TLS.isdisjoint(self.transports)
+
+    @property
+    def cuda(self) -> bool:
+        return any(name.startswith("cuda") for name in self.transports)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    devices: tuple[RdmaDevice, ...]
+    ucx: UcxBuild
+    open_files: int
+    locked_memory: int
+    """Limits of this process: descriptors, and bytes it may lock; -1 is no limit."""
+
+    @property
+    def active_ports(self) -> list[str]:
+        return [name for device in self.devices for name in device.ucx_names()]
+
+    @property
+    def rdma(self) -> bool:
+        return bool(self.active_ports) and self.ucx.rdma
+
+    def problems(self) -> list[tuple[str, str]]:
+        """What stands in the way of faster links, each with its remedy. Nothing here stops TCP."""
+        found: list[tuple[str, str]] = []
+        for device in self.devices:
+            found += [
+                (
+                    f"port {port.number} of {device.name} is {port.state.lower()} ({port.physical_state.lower()})",
+                    "check the cable and the subnet manager"
+                    if port.link_layer == "InfiniBand"
+                    else "bring its network interface up",
+                )
+                for port in device.ports
+                if not port.active
+            ]
+        if self.ucx.failure:
+            found.append((self.ucx.failure, "pip install 'hoplite-ucx[ucx]'; without it links use TCP"))
+        elif self.active_ports and not self.ucx.rdma:
+            what = f"there is RDMA hardware, but UCX {self.ucx.version} was built without it (as the pip wheels are)"
+            found.append((what, VERBS_REMEDY))
+        if self.rdma and 0 <= self.locked_memory < 1 << 30:
+            found.append(
+                (
+                    f"only {self.locked_memory} bytes may be locked, and RDMA locks what it sends",
+                    "raise it: `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the service",
+                )
+            )
+        if 0 <= self.open_files < 4096:
+            found.append((f"only {self.open_files} descriptors may be open", "raise it: `ulimit -n 65536`"))
+        return found
+
+
+def detect(root: Path = Path("/")) -> Machine:
+    """Look at everything. Loads UCX into this process if it is installed."""
+    return Machine(
+        tuple(rdma_devices(root)), ucx_build(), _limit(resource.RLIMIT_NOFILE), _limit(resource.RLIMIT_MEMLOCK)
+    )
+
+
+def rdma_devices(root: Path = Path("/")) -> list[RdmaDevice]:
+    """The RDMA devices of the kernel, by name. What cannot be read is left at its default."""
+    there = root / _CLASS
+    if not there.is_dir():
+        return []
+    return [_device(path) for path in sorted(there.iterdir(), key=lambda path: _natural(path.name))]
+
+
+def ucx_build() -> UcxBuild:
+    """Ask the UCX of this process what it can use here, by making a context with everything."""
+    try:
+        loaded = library.load()
+        info = str(loaded.context({"TLS": "all"}).info)
+    except TransportError as error:
+        return UcxBuild(failure=error.detail)
+    except Exception as error:  # UCX refuses to start: its own words say why
+        return UcxBuild(failure=f"UCX does not start: {error}")
+    found = _RESOURCE.findall(info)
+    return UcxBuild(
+        version=".".join(map(str, loaded.version)),
+        path=_mapped("libucp.so"),
+        transports=tuple(sorted({transport for transport, _ in found})),
+        devices=tuple(sorted({f"{transport}/{device}" for transport, device in found})),
+    )
+
+
+def _device(path: Path) -> RdmaDevice:
+    ports = sorted((path / "ports").glob("[0-9]*"), key=lambda port: _natural(port.name))
+    hardware = path / "device"
+    numa = _read(hardware / "numa_node")
+    return RdmaDevice(
+        name=path.name,
+        numa_node=int(numa) if re.fullmatch(r"-?\d+", numa) else -1,
+        pci=os.path.realpath(hardware).rsplit("/", 1)[-1] if hardware.exists() else "",
+        ports=tuple(_port(port, hardware) for port in ports),
+    )
+
+
+def _port(path: Path, hardware: Path) -> Port:
+    gids = [_read(gid) for gid in (path / "gids").glob("*")]
+    by_gid = {_read(name) for name in (path / "gid_attrs" / "ndevs").glob("*")} - {""}
+    net = hardware / "net"
+    names = by_gid or ({name.name for name in net.iterdir()} if net.is_dir() else set())
+    return Port(
+        number=int(path.name),
+        state=_after_colon(_read(path / "state")) or "UNKNOWN",
+        physical_state=_after_colon(_read(path / "phys_state")) or "UNKNOWN",
+        link_layer=_read(path / "link_layer") or "unknown",
+        rate=_rate(_read(path / "rate")),
+        gids=sum(1 for gid in gids if gid and gid != _NO_GID and not gid.endswith(":0000:0000:0000:0000")),
+        net_devices=tuple(sorted(names)),
+    )
+
+
+def _rate(text: str) -> float:
+    """`100 Gb/sec (4X EDR)` in bits per second."""
+    match = re.match(r"([\d.]+)\s*Gb/sec", text)
+    return float(match[1]) * 1e9 if match else 0.0
+
+
+def _after_colon(text: str) -> str:
+    """`4: ACTIVE` → `ACTIVE`."""
+    return text.partition(":")[2].strip()
+
+
+def _read(path: Path) -> str:
+    """A sysfs file in one line; empty if it is not there. Reading an absent gid fails with EINVAL."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """mlx5_2 comes before mlx5_10."""
+    match = re.search(r"\d+$", name)
+    return (name[: match.start()], int(match[0])) if match else (name, -1)
+
+
+def _mapped(name: str) -> str:
+    """Which file a library was loaded from."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(maxsplit=5)[-1] for line in lines if f"/{name}" in line), "")
+
+
+def _limit(what: int) -> int:
+    soft, _ = resource.getrlimit(what)
+    return -1 if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,85 @@
+"""One UCX worker: what can be posted on it, and how a receive is completed that nobody answers. Engine's thread only.
+
+Requests and memory are kept until UCX has completed them; that is the one rule that nothing may break, since UCX writes
+to the memory of a receive until then, cancelled or not. There are two ways to complete a receive that no message will
+come for: closing the endpoint ends what has begun (`disconnect`), and an empty message of the worker to itself ends
+what has not (`settle`).
+"""
+
+import logging
+import secrets
+from typing import Any
+
+from hoplite_ucx.transports.ucx import library
+from hoplite_ucx.transports.ucx.settings import Greeting, UcxSettings
+
+__all__ = ["Worker"]
+
+_log = logging.getLogger("hoplite.ucx")
+
+_CLOSE_NANOSECONDS = 100_000_000
+
+
+class Worker:
+    def __init__(self, loaded: library.Library, context: Any, settings: UcxSettings) -> None:
+        self._library = loaded
+        self._settings = settings
+        self._worker: library.Worker = loaded.worker(context)
+        self._address: bytes = self._worker.address.tobytes()
+        self._myself: library.Endpoint | None = None
+        self._settling: list[library.Request] = []
+        self._tags: set[int] = set()
+        self.descriptor: int = self._worker.epoll_file_descriptor
+
+    def greeting(self, tag: int = 0) -> Greeting:
+        return Greeting(self._library.version, self._settings.agreed(), self._address, tag)
+
+    def new_tag(self) -> int:
+        """Random bits that no other link of this worker has or had."""
+        while (tag := secrets.randbits(32)) in self._tags:
+            pass
+        self._tags.add(tag)
+        return tag
+
+    def progress(self) -> None:
+        self._worker.progress()
+        if self._settling:
+            self._settling = [request for request in self._settling if not request.completed]
+
+    def arm(self) -> bool:
+        """True if one may sleep until the descriptor wakes one; False if there is something to do."""
+        return bool(self._worker.arm())
+
+    @property
+    def settled(self) -> bool:
+        return not self._settling
+
+    def connect(self, address: bytes) -> library.Endpoint:
+        return self._library.endpoint(self._worker, address)
+
+    def disconnect(self, endpoint: library.Endpoint) -> None:
+        """Its transfers complete with an error in the next rounds."""
+        try:
+            endpoint.close_blocking(period=_CLOSE_NANOSECONDS, max_attempts=1)
+        except self._library.error as error:
+            _log.info("an endpoint was closed with %s", error)
+
+    def receive(self, window: memoryview, tag: int) -> library.Request:
+        return self._worker.tag_recv(self._library.array(window), self._library.tag(tag), self._library.whole_tag)
+
+    def send(self, endpoint: library.Endpoint, window: memoryview, tag: int) -> library.Request:
+        return endpoint.tag_send(self._library.array(window), self._library.tag(tag))
+
+    def settle(self, tag: int) -> None:
+        """Complete a receive that nobody sends anything for."""
+        if self._myself is None:
+            self._myself = self._library.endpoint(self._worker, self._address, to_peer=False)
+        self._settling.append(self.send(self._myself, memoryview(bytearray()), tag))
+
+    def close(self) -> None:
+        """UCX frees what it has with the last reference."""
+        if self._myself is not None:
+            self.disconnect(self._myself)
+            self._worker.progress()
+        self._settling.clear()
+        self._myself = self._worker = None
