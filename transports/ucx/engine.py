@@ -132,6 +132,23 @@ class Engine:
         if worker is not self._shared and worker not in self._returned and worker in self._workers:
             self._returned.append(worker)
 
+    def destroy(self, worker: Worker) -> None:
+        """The last resort for requests that UCX does not complete: without the worker, nobody writes for them."""
+        _log.warning("a UCX worker is given up with its links: it does not let go of memory")
+        links = list(worker.links)
+        for link in links:
+            link.break_off(None)
+        for link in links:
+            link.forget_requests()
+        if worker is self._shared:
+            self._shared = None
+        if worker in self._returned:
+            self._returned.remove(worker)
+        if worker in self._workers:
+            self._close_worker(worker)
+        for link in links:
+            link.release()
+
     def _new_worker(self) -> Worker:
         worker = Worker(self.library, self._context, self.settings)
         self._workers.append(worker)

@@ -22,12 +22,17 @@ CANCEL_SECONDS = 0.25
 """A cancelled stream waits so long for what UCX has under way for it. Then the peer is stopped or lost, and the link
 is broken, since only that makes UCX let go of the memory."""
 
+DESTROY_SECONDS = 0.1
+"""Closing an endpoint completes its requests at once. Over shared memory with a peer that was killed in the middle of
+something it sometimes does not: after this time the worker is destroyed, which does."""
+
 
 class Link(ABC):
     def __init__(self, engine: Engine, peer: int, on_lost: Callable[[Exception], None]) -> None:
         self.peer = peer
         self.engine = engine
         self.worker = engine.take_worker()
+        self.worker.links.add(self)
         self.connection: Connection | None = None
         self.endpoint: library.Endpoint | None = None
         self.broken = False
@@ -109,13 +114,30 @@ class Link(ABC):
             self.worker.disconnect(self.endpoint)
         if error is not None:
             self._on_lost(connection_broke(error, self.name) if isinstance(error, OSError) else error)
+        self.ended()
         self.release()
+        if self in self.worker.links:
+            self.engine.later(DESTROY_SECONDS, self._overdue)
 
     def let_go(self) -> None:
         """The last request of a broken link is completed."""
         self.endpoint = None
+        self.engine.active.discard(self)
+        self.worker.links.discard(self)
         self.engine.return_worker(self.worker)
+
+    def _overdue(self) -> None:
+        if self in self.worker.links:
+            self.engine.destroy(self.worker)
+
+    @abstractmethod
+    def ended(self) -> None:
+        """The link is broken: new streams need another one."""
 
     @abstractmethod
     def release(self) -> None:
-        """Close the streams of the broken link, each when its requests are completed."""
+        """Close those streams of the broken link that have no requests; `advance` closes the others."""
+
+    @abstractmethod
+    def forget_requests(self) -> None:
+        """The worker is about to end, and everything with it."""

@@ -335,12 +335,13 @@ class ReceivingLink(Link):
         else:
             self.break_off(None)
 
-    def release(self) -> None:
+    def ended(self) -> None:
         if self._dialling is not None and self.endpoint is None:
             with suppress(OSError):
                 self._dialling.shutdown(socket.SHUT_RDWR)
         self._on_ended(self)
-        # What had begun is completed by the closed endpoint in the next round; then the rest can be told apart.
+
+    def release(self) -> None:
         for incoming in list(self.streams.values()):
             if not incoming.pulls:
                 self._close(incoming, None if incoming.cancelled else Fault.BROKEN)
@@ -348,7 +349,13 @@ class ReceivingLink(Link):
             self.let_go()
         else:
             self.engine.active.add(self)
+            # What had begun is completed by the closed endpoint in the next round; the rest is told apart by that.
             self.engine.call(lambda: self.engine.call(self._settle_all))
+
+    def forget_requests(self) -> None:
+        for incoming in self.streams.values():
+            incoming.pulls.clear()
+        self.endpoint = None
 
     def _settle_all(self) -> None:
         for incoming in self.streams.values():

@@ -318,9 +318,11 @@ class SendingLink(Link):
         told = self.streams or (isinstance(error, TransportError) and not isinstance(error, ConnectionLostError))
         super().break_off(error if told else None)
 
-    def release(self) -> None:
+    def ended(self) -> None:
         self._on_ended(self)
         self._opened.clear()
+
+    def release(self) -> None:
         for outgoing in list(self.streams.values()):
             outgoing.pulls.clear()
             if not outgoing.sends:
@@ -329,6 +331,11 @@ class SendingLink(Link):
             self.let_go()
         else:
             self.engine.active.add(self)
+
+    def forget_requests(self) -> None:
+        for outgoing in self.streams.values():
+            outgoing.sends.clear()
+        self.endpoint = None
 
 
 def _writable(source: Source, offset: int, length: int) -> memoryview:

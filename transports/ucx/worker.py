@@ -8,7 +8,7 @@ what has not (`settle`).
 
 import logging
 import secrets
-from typing import Any
+from typing import Any, Protocol
 
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.settings import Greeting, UcxSettings
@@ -20,7 +20,21 @@ _log = logging.getLogger("hoplite.ucx")
 _CLOSE_NANOSECONDS = 100_000_000
 
 
+class User(Protocol):
+    """A link, as its worker knows it."""
+
+    def break_off(self, error: Exception | None) -> None: ...
+
+    def forget_requests(self) -> None:
+        """The worker is about to end, and everything with it."""
+        ...
+
+    def release(self) -> None: ...
+
+
 class Worker:
+    """`links` are those that have, or may have, requests on it."""
+
     def __init__(self, loaded: library.Library, context: Any, settings: UcxSettings) -> None:
         self._library = loaded
         self._settings = settings
@@ -29,6 +43,7 @@ class Worker:
         self._myself: library.Endpoint | None = None
         self._settling: list[library.Request] = []
         self._tags: set[int] = set()
+        self.links: set[User] = set()
         self.descriptor: int = self._worker.epoll_file_descriptor
 
     def greeting(self, tag: int = 0) -> Greeting:
