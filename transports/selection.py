@@ -66,6 +66,11 @@ class Selection:
         """A UCX link with this peer broke, or could not be made."""
         self._failures[peer] = self._clock() + self._configuration.cooldown, str(why)
 
+    @property
+    def has_ucx(self) -> bool:
+        """Whether UCX can be used here at all, and may be."""
+        return not self._machine.ucx.failure and self._configuration.require is not Kind.TCP
+
     def ucx_settings(self) -> list[UcxSettings]:
         """Every way of using UCX that a choice may come to, the default first: a peer may ask for any of them."""
         configuration = self._configuration

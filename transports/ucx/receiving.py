@@ -93,7 +93,7 @@ class ReceivingLink(Link):
         super().__init__(engine, peer, on_lost)
         self.address = address
         self.streams: dict[int, Incoming] = {}
-        self._me = replace(me, info=MARK)
+        self._me = replace(me, info=MARK + engine.settings.digest())
         self._on_closed = on_closed
         self._on_ended = on_ended
         self._tag = self.worker.new_tag()

@@ -5,6 +5,7 @@ compares before it answers, and nobody connects UCX before that. The greeting tr
 whose handshake has proven the peer.
 """
 
+import hashlib
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -62,6 +63,10 @@ class UcxSettings:
     def agreed(self) -> dict[str, Any]:
         """What must be the same on both sides."""
         return {"tls": sorted(self.tls), "segment": self.segment, "options": dict(self.options)}
+
+    def digest(self) -> bytes:
+        """Names what must be agreed on, for the handshake."""
+        return hashlib.sha256(msgspec.json.encode(self.agreed(), order="sorted")).digest()[:8]
 
 
 class Greeting(msgspec.Struct, frozen=True):

@@ -65,13 +65,21 @@ class UcxTransport(Transport):
             return self._engine
 
     def adopt(self, sock: socket.socket, peer: Peer) -> None:
-        """Take a proven connection on which the peer will receive."""
+        """Take a proven connection on which the peer will receive; returns at once, even if UCX must be started."""
+        if self._engine is not None:
+            self._start_and_adopt(sock, peer.node)
+        else:
+            threading.Thread(target=self._start_and_adopt, args=(sock, peer.node), daemon=True).start()
+
+    def _start_and_adopt(self, sock: socket.socket, peer: int) -> None:
         try:
             engine = self.start()
-        except TransportError:
+        except TransportError as error:
             sock.close()
+            if not self._closed:
+                self._lost(peer, Side.SENDING, error)
             return
-        engine.call(partial(self._adopt, engine, sock, peer.node))
+        engine.call(partial(self._adopt, engine, sock, peer))
 
     def receive(
         self,

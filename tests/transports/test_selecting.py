@@ -1,0 +1,152 @@
+"""Links that each get their transport: UCX where a rule says so, TCP elsewhere and where UCX cannot be had."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import pytest
+
+from hoplite_ucx.transports.configuration import Configuration, Kind
+from hoplite_ucx.transports.conformance import CHECKS, Maker
+from hoplite_ucx.transports.conformance.tools import Receiving, Serving, filled, wait_until
+from hoplite_ucx.transports.detection import Machine, ucx_build
+from hoplite_ucx.transports.handshake import Identity
+from hoplite_ucx.transports.interface import Fault, LinkLost, Side
+from hoplite_ucx.transports.selecting import SelectingTransport
+from hoplite_ucx.transports.selection import Selection
+from hoplite_ucx.transports.ucx.endpoint import ListeningEndpoint
+from hoplite_ucx.transports.ucx.settings import DisagreementError, UcxSettings
+
+pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
+
+SIZE = 2 << 20
+
+
+class SelectingEndpoint(ListeningEndpoint[SelectingTransport]):
+    """Asks for UCX, and has it."""
+
+    configuration = Configuration(transport=Kind.UCX, cooldown=0.2)
+
+    def __init__(
+        self,
+        node: int,
+        token: bytes = b"",
+        *,
+        on_lost: LinkLost | None = None,
+        configuration: Configuration | None = None,
+    ) -> None:
+        me = Identity(node, token)
+        machine = Machine((), ucx_build(), -1, -1)
+        selection = Selection(configuration or self.configuration, machine, time.monotonic)
+        transport = SelectingTransport(me, selection, on_lost)
+        super().__init__(me, transport, transport.adopt, "127.0.0.1")
+
+
+@contextmanager
+def nodes(*configurations: Configuration, lost: list[Exception] | None = None) -> Iterator[list[SelectingEndpoint]]:
+    told = lost if lost is not None else []
+    made = [
+        SelectingEndpoint(number, configuration=configuration, on_lost=lambda *why: told.append(why[2]))
+        for number, configuration in enumerate(configurations, 1)
+    ]
+    try:
+        yield made
+    finally:
+        ended = [end.close() for end in made]
+    assert all(ended)
+
+
+def transfer(sender: SelectingEndpoint, receiver: SelectingEndpoint, number: int) -> None:
+    key = (receiver.node, number)
+    outgoing = Serving(sender, receiver.node, key, filled(number, SIZE), SIZE)
+    Receiving(receiver, sender.node, sender.address, key, SIZE).complete(number)
+    outgoing.wait()
+
+
+def used(end: SelectingEndpoint, peer: int, side: Side = Side.RECEIVING) -> set[str]:
+    return {link.transport for link in end.transport.links() if link.peer == peer and link.side is side and link.bytes}
+
+
+# The rest of the suite differs in nothing but the transport below, and runs there.
+_CHECKS = [
+    check
+    for check in CHECKS
+    if check.__name__.removeprefix("check_")
+    in {"order", "odd_sizes", "zero_length", "relay", "resume", "cancel_early", "cancel_serve",
+        "bad_calls", "close", "sender_killed", "receiver_killed", "nobody_there", "wrong_token", "storm"}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", _CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_conformance(check: Callable[[Maker], None]) -> None:
+    check(SelectingEndpoint)
+
+
+UCX = Configuration(transport=Kind.UCX)
+TCP = Configuration(transport=Kind.TCP)
+
+
+def test_the_receiver_chooses_for_each_link() -> None:
+    with nodes(UCX, TCP, UCX) as (a, b, c):
+        for number, (sender, receiver) in enumerate([(a, b), (b, a), (a, c), (b, c), (c, b)]):
+            transfer(sender, receiver, number)
+        assert used(b, a.node) == used(b, c.node) == {"tcp"}
+        assert used(a, b.node) == used(c, a.node) == used(c, b.node) == {"ucx"}
+        assert "links.transport = 'ucx'" in c.transport.reasons()[a.node].reason
+        assert c.transport.lanes()[a.node, Side.RECEIVING] == ["tcp/lo"]
+
+
+def test_settings_that_differ_fall_back_to_tcp_at_once() -> None:
+    lost: list[Exception] = []
+    other = Configuration(transport=Kind.UCX, ucx=UcxSettings(segment=64 << 10))
+    with nodes(UCX, other, lost=lost) as (a, b):
+        transfer(a, b, 1)
+        transfer(a, b, 2)
+        assert used(b, a.node) == {"tcp"}
+        assert "segment is" in b.transport.reasons()[a.node].reason
+        assert {type(error) for error in lost} == {DisagreementError}
+
+
+def test_what_is_required_is_not_replaced() -> None:
+    required = Configuration(require=Kind.UCX, ucx=UcxSettings(segment=64 << 10))
+    with nodes(UCX, required) as (a, b):
+        Serving(a, b.node, (2, 1), filled(1, SIZE), SIZE)
+        assert Receiving(b, a.node, a.address, (2, 1), SIZE).wait(5) == (0, Fault.BROKEN)
+
+
+def test_a_peer_that_does_not_use_ucx() -> None:
+    with nodes(Configuration(require=Kind.TCP), UCX) as (a, b):
+        transfer(a, b, 1)
+        assert used(b, a.node) == {"tcp"}
+        assert "UCX is not used there" in b.transport.reasons()[a.node].reason
+
+
+def test_settings_of_a_rule_find_their_like() -> None:
+    both = Configuration(transport=Kind.UCX, ucx=UcxSettings(tls=("posix",)))
+    with nodes(both, both) as (a, b):
+        transfer(a, b, 1)
+        assert b.transport.lanes()[a.node, Side.RECEIVING] == ["posix/memory"]
+
+
+def test_a_link_that_breaks_in_mid_object_goes_on_over_tcp() -> None:
+    size = 64 << 20
+    with nodes(UCX, UCX) as (a, b):
+        source = filled(5, size, watermark=size // 2)
+        outgoing = Serving(a, b.node, (2, 1), source, size, granule=1 << 20)
+        incoming = Receiving(b, a.node, a.address, (2, 1), size, granule=1 << 20)
+        wait_until(lambda: incoming.memory.watermark() == size // 2, "half of it")
+        ucx = next(iter(a.transport._ucx.values()))
+        began = time.monotonic()
+        ucx.drop(b.node)  # UCX alone, on the sender's side
+        watermark, fault = incoming.wait(5)
+        outgoing.wait(5)
+        assert (watermark, fault) == (size // 2, Fault.BROKEN)
+        source.rise(size)
+        again = Receiving(b, a.node, a.address, (2, 2), size, offset=watermark, granule=1 << 20, memory=incoming.memory)
+        Serving(a, b.node, (2, 2), source, size, offset=watermark, granule=1 << 20)
+        wait_until(lambda: incoming.memory.watermark() > watermark, "it goes on")
+        assert time.monotonic() - began < 2.0  # some milliseconds on a machine that is not busy
+        again.complete(5)
+        assert used(b, a.node) >= {"tcp"}
+        assert "failed on this link lately" in b.transport.reasons()[a.node].reason

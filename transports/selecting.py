@@ -1,0 +1,356 @@
+"""All links of a node over whatever transport each of them gets: TCP, and UCX in as many ways as the rules have.
+
+The receiver of a stream chooses; the sender follows. A sender cannot know on which connection its receiver will ask for
+a stream, so it *offers* the stream to every transport over which that receiver has connected; the one that reads from
+the source first has taken it, and the others let go of it.
+
+A UCX link that the two sides cannot agree on (no UCX there, other settings) is replaced by TCP at once, unless UCX is
+required: no byte has moved, so nobody needs to know. One that breaks later closes its streams as broken like any other;
+the layer above asks again at the watermark, and by then the choice is TCP, for a while.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from hoplite_ucx.transports.errors import HandshakeError
+from hoplite_ucx.transports.handshake import Identity, Peer
+from hoplite_ucx.transports.interface import (
+    Fault,
+    LinkLost,
+    LinkStatus,
+    Priority,
+    ReceiveClosed,
+    ServeClosed,
+    Side,
+    Sink,
+    Source,
+    StreamKey,
+    Transport,
+)
+from hoplite_ucx.transports.selection import Choice, Selection
+from hoplite_ucx.transports.tcp import TcpTransport
+from hoplite_ucx.transports.ucx.library import UcxMissingError
+from hoplite_ucx.transports.ucx.settings import MARK, Greeting
+from hoplite_ucx.transports.ucx.transport import UcxTransport
+
+__all__ = ["SelectingTransport"]
+
+
+class SelectingTransport(Transport):
+    def __init__(self, me: Identity, selection: Selection, on_link_lost: LinkLost | None = None) -> None:
+        self._on_link_lost = on_link_lost
+        self._selection = selection
+        self._tcp = TcpTransport(me, on_link_lost)
+        self._ucx = {
+            settings: UcxTransport(me, self._ucx_lost, settings)
+            for settings in (selection.ucx_settings() if selection.has_ucx else [])
+        }
+        self._lock = threading.Lock()
+        self._choices: dict[int, Choice] = {}
+        self._refused: set[int] = set()
+        self._connected: dict[int, list[Transport]] = {}  # the transports over which a receiver has connected
+        self._offers: dict[StreamKey, _Offer] = {}
+        self._attempts: dict[StreamKey, _Attempt] = {}
+
+    def start(self) -> None:
+        """Start UCX now rather than with the first link; it takes a moment. Raises a `TransportError`."""
+        for ucx in self._ucx.values():
+            ucx.start()
+
+    def adopt(self, sock: socket.socket, peer: Peer) -> None:
+        """Take a proven connection on which the peer will receive, over the transport that it asks for."""
+        transport: Transport
+        if not peer.info.startswith(MARK):
+            transport = self._tcp
+            self._tcp.adopt(sock, peer)
+        elif (ucx := self._ucx_for(peer)) is not None:
+            transport = ucx
+            ucx.adopt(sock, peer)
+        else:
+            _refuse(sock)
+            return
+        with self._lock:
+            known = self._connected.setdefault(peer.node, [])
+            if transport not in known:
+                known.append(transport)
+            waiting = [offer for offer in self._offers.values() if offer.receiver == peer.node]
+        for offer in waiting:
+            offer.make(transport)
+
+    def receive(
+        self,
+        sender: int,
+        address: str,
+        stream: StreamKey,
+        sink: Sink,
+        *,
+        offset: int,
+        size: int,
+        granule: int,
+        on_closed: ReceiveClosed,
+    ) -> None:
+        choice = self._selection.choose(sender, address)
+        self._choices[sender] = choice
+        if choice.ucx is None:
+            self._tcp.receive(
+                sender, address, stream, sink, offset=offset, size=size, granule=granule, on_closed=on_closed
+            )
+            return
+
+        def closed(_: int, fault: Fault | None) -> None:
+            with self._lock:
+                attempt = self._attempts.pop(stream)
+                again = fault is not None and sender in self._refused and not choice.fixed and not attempt.cancelled
+            if not again:
+                on_closed(sink.end(), fault)
+                return
+            self._choices[sender] = self._selection.choose(sender, address)
+            self._tcp.receive(
+                sender, address, stream, sink, offset=offset, size=size, granule=granule, on_closed=on_closed
+            )
+
+        ucx = self._ucx[choice.ucx]
+        with self._lock:
+            self._refused.discard(sender)
+            self._attempts[stream] = _Attempt()
+        try:
+            ucx.receive(
+                sender, address, stream, _Kept(sink), offset=offset, size=size, granule=granule, on_closed=closed
+            )
+        except ValueError:
+            with self._lock:
+                self._attempts.pop(stream, None)
+            raise
+
+    def cancel_receive(self, stream: StreamKey) -> None:
+        with self._lock:
+            if (attempt := self._attempts.get(stream)) is not None:
+                attempt.cancelled = True
+        for transport in self._transports():
+            transport.cancel_receive(stream)
+
+    def serve(
+        self,
+        receiver: int,
+        stream: StreamKey,
+        source: Source,
+        *,
+        offset: int,
+        size: int,
+        granule: int,
+        priority: Priority,
+        on_closed: ServeClosed,
+    ) -> None:
+        if not self._ucx or offset >= size:
+            self._tcp.serve(
+                receiver,
+                stream,
+                source,
+                offset=offset,
+                size=size,
+                granule=granule,
+                priority=priority,
+                on_closed=on_closed,
+            )
+            return
+
+        def serve_over(transport: Transport, seen: Source, closed: ServeClosed) -> None:
+            transport.serve(
+                receiver,
+                stream,
+                seen,
+                offset=offset,
+                size=size,
+                granule=granule,
+                priority=priority,
+                on_closed=closed,
+            )
+
+        def over() -> None:
+            with self._lock:
+                self._offers.pop(stream, None)
+            on_closed()
+
+        offer = _Offer(receiver, stream, source, serve_over, over)
+        with self._lock:
+            if stream in self._offers:
+                raise ValueError(f"stream {stream} is served already")
+            self._offers[stream] = offer
+            # TCP waits for a receiver that has not connected yet, and gives up when none comes.
+            transports = list(self._connected.get(receiver, [])) or [self._tcp]
+        try:
+            offer.make(*transports)
+        except ValueError:
+            with self._lock:
+                self._offers.pop(stream, None)
+            raise
+
+    def cancel_serve(self, stream: StreamKey) -> None:
+        with self._lock:
+            offer = self._offers.get(stream)
+        if offer is not None:
+            offer.cancel()
+        else:
+            self._tcp.cancel_serve(stream)
+
+    def receive_positions(self) -> dict[StreamKey, int]:
+        return {key: at for transport in self._transports() for key, at in transport.receive_positions().items()}
+
+    def serve_positions(self) -> dict[StreamKey, int]:
+        """Of a stream that is offered several times, the one that gets on."""
+        positions: dict[StreamKey, int] = {}
+        for transport in self._transports():
+            for key, at in transport.serve_positions().items():
+                positions[key] = max(at, positions.get(key, 0))
+        return positions
+
+    def links(self) -> list[LinkStatus]:
+        return [link for transport in self._transports() for link in transport.links()]
+
+    def reasons(self) -> dict[int, Choice]:
+        """Why each sender is received from as it is."""
+        return dict(self._choices)
+
+    def lanes(self) -> dict[tuple[int, Side], list[str]]:
+        """What UCX really uses for each of its links."""
+        return {
+            where: [f"{lane.transport}/{lane.device}" for lane in lanes]
+            for ucx in self._ucx.values()
+            for where, lanes in ucx.lanes().items()
+        }
+
+    def drop(self, peer: int) -> None:
+        for transport in self._transports():
+            transport.drop(peer)
+
+    def close(self, timeout: float = 5.0) -> bool:
+        deadline = time.monotonic() + timeout
+        ended = [transport.close(max(deadline - time.monotonic(), 0.1)) for transport in self._transports()]
+        return all(ended)
+
+    def _transports(self) -> list[Transport]:
+        return [self._tcp, *self._ucx.values()]
+
+    def _ucx_for(self, peer: Peer) -> UcxTransport | None:
+        """The one with the settings that the peer asks for; else any, which then says on what the two disagree."""
+        wanted = peer.info[len(MARK) :]
+        for settings, ucx in self._ucx.items():
+            if settings.digest() == wanted:
+                return ucx
+        return next(iter(self._ucx.values()), None)
+
+    def _ucx_lost(self, peer: int, side: Side, error: Exception) -> None:
+        if side is Side.RECEIVING:
+            self._selection.failed(peer, error)
+            if isinstance(error, HandshakeError | UcxMissingError):
+                with self._lock:
+                    self._refused.add(peer)
+        if self._on_link_lost is not None:
+            self._on_link_lost(peer, side, error)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A stream that is received over UCX."""
+
+    cancelled: bool = False
+
+
+class _Kept:
+    """A sink that may outlive its first transport: it is ended by who gives it out, not by the transport."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.window = sink.window
+        self.arrived = sink.arrived
+        self.watermark = sink.watermark
+        self.limit = sink.limit
+        self.subscribe = sink.subscribe
+        self.end = sink.watermark
+
+
+@dataclass(eq=False)
+class _Offer:
+    """A stream that is served over whichever transport its receiver asks on."""
+
+    receiver: int
+    stream: StreamKey
+    source: Source
+    serve_over: Callable[[Transport, Source, ServeClosed], None]
+    over: Callable[[], None]
+    holders: set[Transport] = field(default_factory=set)
+    taken: Transport | None = None
+    cancelled: bool = False
+    ended: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def make(self, *transports: Transport) -> None:
+        with self.lock:
+            closing = self.taken or self.cancelled or self.ended
+            new = [] if closing else [one for one in transports if one not in self.holders]
+            self.holders.update(new)
+        for transport in new:
+            try:
+                self.serve_over(transport, _Watched(self, transport), partial(self._closed, transport))
+            except ValueError:
+                with self.lock:
+                    self.holders.discard(transport)
+                raise
+            if self.cancelled or self.taken not in (None, transport):
+                transport.cancel_serve(self.stream)  # whoever did that may not have found it there yet
+
+    def take(self, transport: Transport) -> None:
+        """The transport reads from the source: it is the one that the receiver asks on."""
+        if self.taken is transport:
+            return
+        with self.lock:
+            others = set() if self.taken is not None else self.holders - {transport}
+            self.taken = self.taken or transport
+        for other in others:
+            other.cancel_serve(self.stream)
+
+    def cancel(self) -> None:
+        with self.lock:
+            self.cancelled = True
+            holders = list(self.holders)
+        for transport in holders:
+            transport.cancel_serve(self.stream)
+
+    def _closed(self, transport: Transport) -> None:
+        with self.lock:
+            self.holders.discard(transport)
+            over = not self.holders and not self.ended
+            self.ended = self.ended or over
+        if over:
+            self.over()
+
+
+class _Watched:
+    """The source as one transport sees it."""
+
+    def __init__(self, offer: _Offer, transport: Transport) -> None:
+        self._offer = offer
+        self._transport = transport
+        self._window = offer.source.window
+        self.watermark = offer.source.watermark
+        self.subscribe = offer.source.subscribe
+        self.unsubscribe = offer.source.unsubscribe
+
+    def window(self, offset: int, length: int) -> memoryview:
+        self._offer.take(self._transport)
+        return self._window(offset, length)
+
+
+def _refuse(sock: socket.socket) -> None:
+    """Say that there is no UCX here. The peer goes on over TCP, unless it must not."""
+    with suppress(OSError):
+        sock.settimeout(1.0)
+        sock.sendall(Greeting((), {}, b"", refusal="UCX is not used there").encode())
+        sock.shutdown(socket.SHUT_WR)
+    sock.close()
