@@ -10,6 +10,7 @@ import logging
 import resource
 import secrets
 import signal
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ class Agent:
         """Find the directory, listen, and begin to join. Raises a `TransportError` if the directory is not there."""
         self._loop = asyncio.get_running_loop()
         _raise_descriptor_limit()
+        # Overflow in users' arrays is theirs to find in the result; nobody reads an agent's warnings.
+        warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         profile = self._profile
         host = await self._look_at_directory()
         check_token(profile.token, host)

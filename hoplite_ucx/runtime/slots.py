@@ -157,11 +157,12 @@ class Slot:
             if part.index == 0 or self._kernel is None:
                 part.combined = self._take_first(part, goal)
             else:
-                part.combined = self._take(part, self._kernel.floor(goal), self._kernel)
-            if part.combined > before:
+                goal = self._kernel.floor(goal)
+                part.combined = self._take(part, goal, self._kernel)
+            if part.combined < goal:
                 self._dirty = True
-                if part.sink is not None:
-                    grown.append(part.sink)
+            if part.combined > before and part.sink is not None:
+                grown.append(part.sink)
             if part.combined == size and part.ring is not None:
                 self._combiner.return_ring(part.ring)
                 part.ring = None
@@ -196,8 +197,7 @@ class Slot:
             shift = start - place
             goal = min(goal, start + len(right) - place)
         if goal > start:
-            with np.errstate(all="ignore"):
-                kernel.combine(self.segment.array, left, right, start, goal, shift)
+            kernel.combine(self.segment.array, left, right, start, goal, shift)
         return max(goal, start)
 
     def _let_go(self) -> None:
