@@ -184,6 +184,8 @@ class Workers:
 
     def request(self, session: "WorkerSession", request: wire.Request) -> None:
         match request:
+            case wire.GetRequest(number, ref, timeout):
+                self._dispatch(GetCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.PutRequest():
                 self._put(session, request)
             case wire.PutProgress(number, watermark):
@@ -191,8 +193,6 @@ class Workers:
                     segment.raise_watermark(min(watermark, segment.size))
             case wire.PutEnd(number, shared):
                 self._put_end(session, number, shared)
-            case wire.GetRequest(number, ref, timeout):
-                self._dispatch(GetCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.WaitRequest(number, refs, count, timeout):
                 self._dispatch(WaitCall(self._begin(session, number), refs, count, _deadline(timeout)))
             case wire.DeleteRequest(number, refs, timeout):
