@@ -162,8 +162,8 @@ def measure_many(*, objects: int, size: int, advance: Advance = _nothing) -> tup
         for number in range(batches):
             if number == batches // 10:
                 begun = {name: _use_of(pid) for name, pid in live.pids.items()}
-            refs = [live.new_ref() for _ in range(_BATCH)]
-            seconds += sum(live.ask(0, "put_each", refs=refs, size=size))
+            refs, took = live.ask(0, "put_each", count=_BATCH, size=size)
+            seconds += sum(took)
             seconds += sum(live.ask(1, "get_each", refs=refs, size=size))
             live.ask(number % 2, "delete", refs=refs)
             advance()
