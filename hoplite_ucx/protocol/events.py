@@ -119,6 +119,7 @@ class ReduceCall(_Local, frozen=True):
     op: Operation
     count: int
     deadline: float | None
+    everywhere: bool = False
 
 
 class ContributorsCall(_Local, frozen=True):
@@ -241,6 +242,24 @@ class SendPeer(_Local, frozen=True):
 class Allocate(_Local, frozen=True):
     segment: int
     size: int
+
+
+class Window(_Local, frozen=True):
+    """A segment that is a piece of another: it shares those bytes and has a watermark of its own, which begins as far
+    as the other is final. A segment that was filled through windows is final when all of them are."""
+
+    segment: int
+    of: int
+    offset: int
+    size: int
+
+
+class Duplicate(_Local, frozen=True):
+    """Fill a segment with the bytes of another one of this node, as far as that has come, without combining anything;
+    `Combined` follows the last byte."""
+
+    segment: int
+    of: int
 
 
 class Fill(_Local, frozen=True):
@@ -376,6 +395,8 @@ NodeEffect: TypeAlias = (
     | SendDirectory
     | SendPeer
     | Allocate
+    | Window
+    | Duplicate
     | Fill
     | Free
     | Receive

@@ -104,13 +104,15 @@ class Delete(_ToDirectory, frozen=True):
 
 
 class Reduce(_ToDirectory, frozen=True):
-    """Combine the first `count` of the sources that are ready into the target."""
+    """Combine the first `count` of the sources that are ready into the target. `everywhere`: the hosts of the sources
+    will all get it (an allreduce), so that it may pay to lay it in stripes."""
 
     call: Call
     target: Ref
     sources: Refs
     op: Operation
     count: Number
+    everywhere: bool = False
 
 
 class Ask(_ToDirectory, frozen=True):
@@ -322,8 +324,27 @@ class Place(_ToNode, frozen=True):
     into: Into = NO_SLOT
 
 
+class Stripe(Struct, frozen=True, array_like=True):
+    """A piece of a striped target, made as an object of its own."""
+
+    version: Version
+    size: Annotated[int, Meta(ge=1, lt=1 << 62)]
+
+
+class Assemble(_ToNode, frozen=True):
+    """Put this version together from its stripes, in this order; each will be placed. The newest number wins."""
+
+    version: Version
+    number: Number
+    size: Bytes
+    layout: Layout
+    stripes: Annotated[tuple[Stripe, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+    sealed: bool = False
+
+
 class Bind(_ToNode, frozen=True):
-    """Combine these parts, in this order, into a version of your own. The newest number wins."""
+    """Combine these parts, in this order, into a version of your own. The newest number wins. With `offset` it is a
+    slot of a stripe: of the first part, a source that is here, only `size` bytes from there on go in."""
 
     version: Version
     number: Number
@@ -331,6 +352,7 @@ class Bind(_ToNode, frozen=True):
     layout: Layout
     op: Operation
     parts: Annotated[tuple[Version, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+    offset: Bytes | None = None
 
 
 class CombineInline(_ToNode, frozen=True):
@@ -421,6 +443,7 @@ ToNode: TypeAlias = (
     | PutAccepted
     | PutRefused
     | Place
+    | Assemble
     | Inline
     | Failed
     | Drop
@@ -453,7 +476,7 @@ class StreamRequest(_ToPeer, frozen=True):
     granule: Annotated[int, Meta(ge=1)]
     rate: Rate
     for_slot: bool = False
-    """What a slot pulls was counted when the slot was bound, and is not refused for want of streams."""
+    """What a slot or a target in stripes pulls was counted with it, and is not refused for want of streams."""
 
 
 class StreamStatus(_ToPeer, frozen=True):

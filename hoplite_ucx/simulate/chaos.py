@@ -133,6 +133,8 @@ class Chaos:
         self._log: list[str] = []
         self._plain = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self._some_size() for ref in self._plain}
+        self._homes: dict[bytes, int] = {}  # sources of an allreduce, and where each is put first
+        self._allreduces: dict[bytes, None] = {}
         self._reductions = self._some_reductions() if reductions and rng.random() < 0.7 else {}
         self._sources = [ref for ref in self._sizes if ref not in self._plain]
         self._refs = [*self._plain, *self._sources, *self._reductions]
@@ -143,9 +145,15 @@ class Chaos:
         """Targets, and what they are made of: a second one shares sources with the first or is made from it."""
         rng = self._random
         size = self._some_size()
-        sources = [self.cluster.new_ref() for _ in range(rng.randint(1, 7))]
+        everywhere = rng.random() < 0.4
+        number = rng.randint(3, self._nodes) if everywhere else rng.randint(1, 7)
+        sources = [self.cluster.new_ref() for _ in range(number)]
         self._sizes |= dict.fromkeys(sources, size)
-        reductions = {self.cluster.new_ref(): (tuple(sources), rng.randint(1, len(sources)))}
+        count = rng.randint(number - 1 if everywhere else 1, number)
+        reductions = {self.cluster.new_ref(): (tuple(sources), count)}
+        if everywhere:
+            self._homes = dict(zip(sources, rng.sample(range(self._nodes), len(sources)), strict=True))
+            self._allreduces = dict.fromkeys(reductions)
         if rng.random() < 0.4:
             others = [
                 *rng.sample(sources, rng.randint(0, len(sources))),
@@ -186,12 +194,16 @@ class Chaos:
         rng, clock = self._random, self.cluster.clock
         start = clock.now
         for target in self._reductions:
-            clock.at(start + rng.random() * rng.choice((0.05, 0.3)), self._reduce, target)
+            begin = self._reduce_when_put if target in self._allreduces else self._reduce
+            clock.at(start + rng.random() * rng.choice((0.05, 0.3)), begin, target)
         for ref in self._refs:
-            if ref not in self._reductions:
+            if ref in self._homes:
+                clock.at(start + rng.random() * 0.05, self._put, ref, self._homes[ref])
+            elif ref not in self._reductions:
                 clock.at(start + rng.random() * rng.choice((0.1, 0.6)), self._put, ref)
             few = ref in self._sources and rng.random() < 0.7  # else every source would be everywhere
-            askers = rng.sample(range(self._nodes), 0 if few else rng.randint(1, self._nodes))
+            least = self._nodes if ref in self._allreduces else 1
+            askers = rng.sample(range(self._nodes), 0 if few else rng.randint(least, self._nodes))
             spread = rng.choice((0.0, 0.05, 0.5))
             for index in askers:
                 clock.at(start + rng.random() * (0.1 + spread), self._get, ref, index)
@@ -396,8 +408,19 @@ class Chaos:
         index = self._some_living_node()
         if index is not None:
             sources, count = self._reductions[target]
-            self._say(f"reduce {count} of {len(sources)} into {target.hex()[:8]}", index)
-            self.cluster.reduce(index, target, sources, count)
+            everywhere = target in self._allreduces
+            what = "allreduce" if everywhere else "reduce"
+            self._say(f"{what} {count} of {len(sources)} into {target.hex()[:8]}", index)
+            self.cluster.reduce(index, target, sources, count, everywhere=everywhere)
+
+    def _reduce_when_put(self, target: bytes) -> None:
+        """Stripes are laid for sources that are there together: wait a while for all of them."""
+        sources = set(self._reductions[target][0])
+        pending = any(isinstance(c.event, PutCall) and c.event.ref in sources and c.open for c in self._all_calls())
+        if pending and self.cluster.clock.now < _STORM / 2:
+            self.cluster.clock.after(0.02, self._reduce_when_put, target)
+        else:
+            self._reduce(target)
 
     def _ask(self) -> None:
         index = self._some_living_node()

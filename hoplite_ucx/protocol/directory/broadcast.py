@@ -1,8 +1,9 @@
 """The tree of one version: who has it, who is getting it from whom, and what happens when one of them fails.
 
-A receiver is in one of three states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
-placed behind a sender. HALTING: it was told to stop and will report its watermark. A fresh receiver is one that
-waits at watermark 0, so that first placements and repairs are the same thing.
+A receiver is in one of four states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
+placed behind a sender. HALTING: it was told to stop and will report its watermark. ASSEMBLING: it puts the object
+together from stripes (see `stripes`). A fresh receiver is one that waits at watermark 0, so that first placements and
+repairs are the same thing.
 
 Rules kept here:
 - A receiver that others depend on is placed only behind a location whose ancestry ends at a root (a complete copy
@@ -20,7 +21,7 @@ from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.ids import NO_SLOT, NodeId, ReceiverKey, Version, label, receiver_key
-from hoplite_ucx.protocol.messages import Drop, Eviction, Halt, Inline, Place, StreamFault
+from hoplite_ucx.protocol.messages import Assemble, Drop, Eviction, Halt, Inline, Place, StreamFault, Stripe
 from hoplite_ucx.protocol.placement import Plan, SenderPool
 
 _FIRST_COOLDOWN = 0.05
@@ -32,6 +33,7 @@ class State(enum.Enum):
     WAITING = "waiting"
     STREAMING = "streaming"
     HALTING = "halting"
+    ASSEMBLING = "assembling"
 
 
 @dataclass(slots=True)
@@ -75,6 +77,11 @@ class Broadcast:
         self.aborted = False
         self.sealed = True
         """Whether its bytes may be given to users: a put's always, a reduction's once it is decided."""
+        self.counted = True
+        """Whether its streams count in the limits of nodes. Those of slots and of stripes were taken with what they are
+        for: else it could hold what others wait for while it waits for a stream."""
+        self.stripes: tuple[Stripe, ...] = ()
+        """What the object can be put together from, while that can be had."""
         self.copies: dict[NodeId, Member] = {}
         self.producer: NodeId | None = None
         self.receivers: dict[ReceiverKey, Receiver] = {}
@@ -89,7 +96,7 @@ class Broadcast:
     # --- what is known -----------------------------------------------------------------------------------------
 
     def has_root(self) -> bool:
-        return bool(self.copies) or self.producer is not None or self.inline is not None
+        return bool(self.copies or self.stripes) or self.producer is not None or self.inline is not None
 
     def complete(self) -> bool:
         """Whether a get can be answered with it."""
@@ -105,6 +112,19 @@ class Broadcast:
     def waiting_stores(self) -> dict[NodeId, Member]:
         """Nodes that want the object for themselves and have no sender."""
         return {receiver.member.node: receiver.member for receiver in self._waiting.values() if not receiver.into}
+
+    def counts(self, key: ReceiverKey) -> bool:
+        return self.counted and not isinstance(key, tuple)
+
+    def getters(self) -> list[NodeId]:
+        """Nodes that are getting the object for themselves, in whatever way."""
+        return [key for key in self.receivers if not isinstance(key, tuple)]
+
+    def is_assembling(self, node: NodeId) -> bool:
+        return node in self.receivers and self.receivers[node].state is State.ASSEMBLING
+
+    def has_assemblers(self) -> bool:
+        return any(receiver.state is State.ASSEMBLING for receiver in self.receivers.values())
 
     def is_lost(self) -> bool:
         """No root, and nobody left who could turn out to be one."""
@@ -263,7 +283,7 @@ class Broadcast:
 
     def place(self) -> None:
         """Give every waiting receiver a sender, the most advanced first, as far as there are senders."""
-        if self._no_senders or not self.has_root():
+        if self._no_senders or not self.has_root() or (self.stripes and not self.copies):
             return
         now = self._world.now
         self.pool.granule = self._choose_granule()
@@ -271,7 +291,7 @@ class Broadcast:
         queue = sorted(self._waiting.values(), key=lambda receiver: (-receiver.watermark, receiver.order))
         for receiver in queue:
             member = receiver.member
-            full = member.receiving >= member.streams_in and not receiver.into
+            full = member.receiving >= member.streams_in and self.counts(receiver.key)
             if (regrouping and receiver.watermark) or not member.connected or full:
                 continue
             if receiver.into and self.inline is not None:
@@ -289,6 +309,27 @@ class Broadcast:
             self._stream(receiver, plan)
         self._wake_for_waiting(regrouping)
 
+    def assemble(self) -> list[Member]:
+        """While nobody has all of it, let everyone who waits put it together from its stripes. Who begins is returned:
+        each of them must be sent the stripes."""
+        if self.copies or not self.stripes:
+            return []
+        begun = []
+        for receiver in sorted(self._waiting.values(), key=lambda receiver: receiver.order):
+            member = receiver.member
+            if receiver.into or not member.connected:
+                continue
+            self._drop_location(member.node)
+            del self._waiting[receiver.key]
+            receiver.state = State.ASSEMBLING
+            receiver.watermark = 0
+            receiver.number = self._world.next_number()
+            self._world.tell(self.version.ref, "{} puts it together", label(member.node))
+            message = Assemble(self.version, receiver.number, self.size, self.layout, self.stripes, self.sealed)
+            self._world.send(member.node, message)
+            begun.append(member)
+        return begun
+
     def choose_sender(self, receiver: Receiver) -> Plan | None:
         node = receiver.member.node
         shunned = receiver.shunned
@@ -301,7 +342,7 @@ class Broadcast:
             above = self.receivers.get(sender)
             if above is not None and above.state is not State.STREAMING:
                 return False
-            if not slot and (sender == node or member.sending >= member.streams_out):
+            if not slot and (sender == node or (self.counted and member.sending >= member.streams_out)):
                 return False
             if not member.usable():
                 return False
@@ -321,7 +362,7 @@ class Broadcast:
         receiver.number = self._world.next_number()
         receiver.sender = plan.sender
         del self._waiting[receiver.key]
-        if not receiver.into:  # what a slot pulls was reserved with the slot
+        if self.counts(receiver.key):
             member.receiving += 1
             sender.sending += 1
         self.pool.occupy(plan, receiver.key, member.nic)
@@ -381,7 +422,7 @@ class Broadcast:
         member, sender = receiver.member, self._members[receiver.sender]
         self.pool.release(sender.node, receiver.key)
         receiver.sender = None
-        if receiver.into:
+        if not self.counts(receiver.key):
             return
         if member.receiving >= member.streams_in or sender.sending >= sender.streams_out:
             self._world.supply_changed()  # the stream that ends makes room for one of another object

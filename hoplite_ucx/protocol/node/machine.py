@@ -38,6 +38,7 @@ from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, label, next_life
 from hoplite_ucx.protocol.messages import (
     PROTOCOL,
     Alive,
+    Assemble,
     Bind,
     CombineInline,
     Contributors,
@@ -145,6 +146,7 @@ class NodeState:
                 self.calls.cancel(call)
             case Combined(segment):
                 self.reducing.combined(segment)
+                self.fetching.assembling.copied(segment)
             case CombinedBytes(version, data):
                 self.reducing.combined_inline(version, data)
             case Unpin(call):
@@ -287,6 +289,8 @@ class NodeState:
                 pass
             case Place():
                 self.fetching.place(message)
+            case Assemble():
+                self.fetching.assembling.assemble(message)
             case Inline():
                 self.fetching.inline(message)
             case PutAccepted():
