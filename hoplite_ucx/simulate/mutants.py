@@ -117,6 +117,13 @@ class _KeepsVersions(Reduction):
         self._end_output(slot)
 
 
+class _ReplacesInOneStripe(Reduction):
+    """Takes another source in one stripe, and leaves the lost one in the others."""
+
+    def _slots_with(self, part: bytes) -> list[Slot]:
+        return super()._slots_with(part)[:1]
+
+
 class _SealsEarly(Reduction):
     """Decides a result while a source of it may still become another version."""
 
@@ -151,5 +158,6 @@ MUTANTS: dict[str, Callable[[], type[VirtualCluster]]] = {
     "gives-out-undecided": lambda: _with_node(_TakesTargetsForSealed),
     "counts-a-source-twice": lambda: _with_reduction(_CountsTwice),
     "keeps-versions": lambda: _with_reduction(_KeepsVersions),
+    "replaces-in-one-stripe": lambda: _with_reduction(_ReplacesInOneStripe),
     "seals-early": lambda: _with_reduction(_SealsEarly),
 }

@@ -282,14 +282,13 @@ class Broadcast:
         self._no_senders = False
 
     def place(self) -> None:
-        """Give every waiting receiver a sender, the most advanced first, as far as there are senders."""
+        """Give every waiting receiver a sender, as far as there are senders."""
         if self._no_senders or not self.has_root() or (self.stripes and not self.copies):
             return
         now = self._world.now
         self.pool.granule = self._choose_granule()
         regrouping = bool(self._expected) and now < self._regroup_until
-        queue = sorted(self._waiting.values(), key=lambda receiver: (-receiver.watermark, receiver.order))
-        for receiver in queue:
+        for receiver in sorted(self._waiting.values(), key=self._turn):
             member = receiver.member
             full = member.receiving >= member.streams_in and self.counts(receiver.key)
             if (regrouping and receiver.watermark) or not member.connected or full:
@@ -308,6 +307,12 @@ class Broadcast:
                 self._halt(self.receivers[plan.displaces])
             self._stream(receiver, plan)
         self._wake_for_waiting(regrouping)
+
+    def _turn(self, receiver: Receiver) -> tuple[int, int, int]:
+        """The most advanced come first, and then those whose network cards have nothing else to send, since they are
+        the better relays; who gets stripes comes in the order of the ring."""
+        others = len(receiver.member.nic.sending) if self.counted else 0
+        return -receiver.watermark, others, receiver.order
 
     def assemble(self) -> list[Member]:
         """While nobody has all of it, let everyone who waits put it together from its stripes. Who begins is returned:

@@ -136,7 +136,7 @@ class Reduction:
         self._objects.settle(record)
         if slot is self.root:
             self._objects.source_changed(self.record.ref)
-        self._advance()
+        self._advance(slot.parent)
 
     def resumed(self, slot: Slot, missing: set[bytes]) -> None:
         """The host came back with the slot: it says itself what it still lacks."""
@@ -290,8 +290,9 @@ class Reduction:
 
     def _add_group(self, refs: list[bytes], node: NodeId, last: bool) -> None:
         """A getter's own sources are kept for the root: elsewhere its network card would have to take in both what its
-        slot combines and the result."""
-        if not last and self._held is None and (node == self._requester or node in self.record.waiting):
+        slot combines and the result. If everybody gets it, that is so for whoever comes last, and nothing is kept."""
+        gets = node == self._requester or node in self.record.waiting
+        if gets and not last and self._held is None and not self.spec.everywhere:
             self._held = (refs, node)
             return
         if last and self._held is not None:
@@ -494,15 +495,16 @@ class Reduction:
 
     # --- binding -----------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Bind what can be bound, parts before what is made of them."""
+    def _advance(self, above: Slot | None = None) -> None:
+        """Bind what can be bound, parts before what is made of them. Of many slots, look only at those that matter: a
+        slot `above` what has changed, and below it."""
         if self.sealed or self.failure is not None:
             return
         if self._all_inline():
             self._combine_inline()
             return
         tops = [self.root] if self.root is not None else [self.slots[t] for t, _ in self._terms if t in self.slots]
-        for slot in tops:
+        for slot in tops if above is None else [above]:
             self._ensure(slot)
         self._seal_if_decided()
 
