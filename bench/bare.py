@@ -6,29 +6,26 @@ the last host is done. `measure_bare` makes a cluster for it, measures and repor
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from select import select
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hoplite_ucx.bench import bare_peer
 from hoplite_ucx.bench.cluster import Cluster, Host
-from hoplite_ucx.bench.timing import LIMITS, Measurement, limit_seconds, measure
+from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.timing import LIMITS, Measurement, Round, limit_seconds, measure
 
-__all__ = ["OPERATIONS", "BareError", "BarePeers", "measure_bare"]
+__all__ = ["OPERATIONS", "BarePeers", "measure_bare"]
 
 OPERATIONS = (*LIMITS, "echo")
 # From telling everybody the moment to start until it comes: all of them must be waiting for it.
 _NOTICE = 0.03
 _PATIENCE = 60.0
-
-
-class BareError(RuntimeError):
-    """A bare peer failed, or did not finish in time."""
+_LARGEST = 1 << 30  # one call takes all of it, and a gather has it n times
+_PEER = str(Path(__file__).with_name("bare_peer.py"))  # not imported: only the peers themselves need numpy
 
 
 class BarePeers:
@@ -36,25 +33,23 @@ class BarePeers:
 
     def __init__(self, hosts: list[Host], operation: str, size: int, patience: float = _PATIENCE) -> None:
         if operation not in OPERATIONS:
-            raise BareError(f"{operation!r} is none of the bare operations: {', '.join(OPERATIONS)}")
+            raise PeerError(f"{operation!r} is none of the bare operations: {', '.join(OPERATIONS)}")
         if len(hosts) < 2 or (operation == "echo" and len(hosts) != 2):
-            raise BareError(f"{operation} is between {'two' if operation == 'echo' else 'two or more'} hosts")
-        if size <= 0 or size % 4:
-            raise BareError(f"the bare peers move whole float32 numbers, and {size} bytes are none")
+            raise PeerError(f"{operation} is between {'two' if operation == 'echo' else 'two or more'} hosts")
+        if not 0 < size <= _LARGEST or size % 4:
+            raise PeerError(f"the bare peers move whole float32 numbers, up to {_LARGEST >> 20} MiB, not {size} bytes")
         self._hosts = hosts
         self._arguments = operation, size
         self._patience = patience
-        self._peers: list[subprocess.Popen[bytes]] = []
+        self._peers: list[LineProcess] = []
 
     def __enter__(self) -> Self:
         operation, size = self._arguments
         addresses = [host.address for host in self._hosts]
         try:
             for rank, host in enumerate(self._hosts):
-                command = [sys.executable, bare_peer.__file__, operation, str(rank), str(size), *addresses]
-                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-                # Without a buffer, so that waiting for a line and reading it agree on what has come.
-                self._peers.append(host.popen(command, bufsize=0, **pipes))
+                command = [sys.executable, _PEER, operation, str(rank), str(size), *addresses]
+                self._peers.append(LineProcess(host, command, f"rank {rank} of the bare {operation}"))
         except BaseException:
             self.close()
             raise
@@ -69,31 +64,19 @@ class BarePeers:
         for peer in self._peers:
             peer.kill()
         for peer in self._peers:
-            with peer:  # closes its pipes and waits for it
-                pass
+            peer.close()
         self._peers = []
 
-    def run(self) -> float:
-        """One round, in seconds."""
+    def run(self) -> Round:
+        """One round."""
         deadline = time.monotonic() + self._patience
-        for rank in range(len(self._peers)):
-            self._line(rank, deadline)
-        start = f"{time.monotonic() + _NOTICE!r}\n".encode()
         for peer in self._peers:
-            assert peer.stdin is not None
-            peer.stdin.write(start)
-        return max(float(self._line(rank, deadline)) for rank in range(len(self._peers)))
-
-    def _line(self, rank: int, deadline: float) -> str:
-        peer = self._peers[rank]
-        assert peer.stdout is not None
-        assert peer.stderr is not None
-        if not select([peer.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise BareError(f"the bare {self._arguments[0]} did not finish in {self._patience:g} s: rank {rank} is silent")
-        line: bytes = peer.stdout.readline()
-        if not line:
-            raise BareError(f"rank {rank} of the bare {self._arguments[0]} failed: {peer.stderr.read().decode()}")
-        return line.decode().strip()
+            peer.line(deadline)
+        start = repr(time.monotonic() + _NOTICE)
+        for peer in self._peers:
+            peer.tell(start)
+        told = [peer.line(deadline).split() for peer in self._peers]
+        return Round(max(float(seconds) for seconds, _ in told), sum(float(used) for _, used in told))
 
 
 def measure_bare(
@@ -113,6 +96,4 @@ def measure_bare(
         cluster = cluster or stack.enter_context(Cluster(hosts, rate))
         patience = _PATIENCE + 10 * (limit or 0.0)
         peers = stack.enter_context(BarePeers(cluster.hosts[:hosts], operation, size, patience))
-        return measure(
-            f"bare {operation}", peers.run, repeat=repeat, limit=limit, settings=settings, advance=advance
-        )
+        return measure(f"bare {operation}", peers.run, repeat=repeat, limit=limit, settings=settings, advance=advance)

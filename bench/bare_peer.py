@@ -5,7 +5,7 @@ start what to do and with whom, and memory and connections are there before the 
 after it stopped. `bare` starts a peer in each host and speaks with it over its standard streams, a line each:
 
     peer: ready          driver: the moment to start, on the clock that all processes of a machine share
-    peer: the seconds from that moment until it was done
+    peer: the seconds from that moment until it was done, and the processor time it took
 
 until standard input ends. Arguments: operation, own rank, size in bytes, the addresses of all ranks in order.
 """
@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
-# One round, given its number: the timed part, which returns how to check its result afterwards.
-Round = Callable[[int], Callable[[], bool]]
+# A round's timed part, and whether the result of a round is right, given its number.
+Operation = tuple[Callable[[], None], Callable[[int], bool]]
 
 PORT = 7601
 # What a relay takes before it passes it on: small enough that seven hops of it are short beside 32 MiB, large enough
@@ -44,7 +44,7 @@ class Peer:
         self.last = self.hosts - 1
         self.addresses = addresses
         self.array: Array = np.ones(size // 4, np.float32)  # touched, so that no page is fresh later
-        self.bytes = memoryview(self.array).cast("B") if size else memoryview(b"")
+        self.bytes = self.array.data.cast("B")
         self.round_trip: float | None = None  # what an echo reports in place of the time of the whole round
         self.listener = socket.create_server((addresses[rank], PORT), backlog=self.hosts)
         self.listener.settimeout(_PATIENCE)
@@ -71,8 +71,21 @@ def _prepared(connection: socket.socket) -> socket.socket:
 
 def receive(connection: socket.socket, into: memoryview) -> None:
     """Fill all of it."""
-    if into and connection.recv_into(into, len(into), socket.MSG_WAITALL) != len(into):
+    if connection.recv_into(into, len(into), socket.MSG_WAITALL) != len(into):
         raise ConnectionError("the other end closed in the middle")
+
+
+class Adder:
+    """Adds what arrives to a part of an array, given in bytes, through a buffer of a chunk."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self._scratch = np.empty(CHUNK // 4, np.float32)
+        self._scratch_bytes = self._scratch.data.cast("B")
+
+    def receive(self, connection: socket.socket, start: int, stop: int) -> None:
+        receive(connection, self._scratch_bytes[: stop - start])
+        self._array[start // 4 : stop // 4] += self._scratch[: (stop - start) // 4]
 
 
 def chunks(start: int, stop: int) -> list[tuple[int, int]]:
@@ -82,13 +95,13 @@ def chunks(start: int, stop: int) -> list[tuple[int, int]]:
 # --- the operations --------------------------------------------------------------------------------------------
 
 
-def broadcast(peer: Peer) -> Round:
+def broadcast(peer: Peer) -> Operation:
     """A chain 0 → 1 → 2 → …; a relay passes on whatever has arrived."""
     before = peer.accept() if peer.rank > 0 else None
     after = peer.connect(peer.rank + 1) if peer.rank < peer.last else None
     memory = peer.bytes
 
-    def run(number: int) -> Callable[[], bool]:
+    def run() -> None:
         if before is None:
             assert after is not None
             after.sendall(memory)
@@ -100,65 +113,55 @@ def broadcast(peer: Peer) -> Round:
             if after is not None:
                 after.sendall(memory[at : at + count])
             at += count
-        return lambda: bool((peer.array == own_value(0, number)).all())
 
-    return run
+    return run, lambda number: bool((peer.array == own_value(0, number)).all())
 
 
-def reduce(peer: Peer) -> Round:
+def reduce(peer: Peer) -> Operation:
     """A chain … → 2 → 1 → 0; each host adds its own array, chunk by chunk."""
     before = peer.accept() if peer.rank < peer.last else None
     after = peer.connect(peer.rank - 1) if peer.rank > 0 else None
     memory, array = peer.bytes, peer.array
-    scratch = np.empty(CHUNK // 4, np.float32)
-    scratch_bytes = memoryview(scratch).cast("B")
+    adder = Adder(array)
 
-    def run(number: int) -> Callable[[], bool]:
+    def run() -> None:
         if before is None:
             assert after is not None
             after.sendall(memory)
         else:
             for start, stop in chunks(0, len(memory)):
-                receive(before, scratch_bytes[: stop - start])
-                array[start // 4 : stop // 4] += scratch[: (stop - start) // 4]
+                adder.receive(before, start, stop)
                 if after is not None:
                     after.sendall(memory[start:stop])
-        return lambda: peer.rank > 0 or bool((array == total(peer, number)).all())
 
-    return run
+    return run, lambda number: peer.rank > 0 or bool((array == total(peer, number)).all())
 
 
-def gather(peer: Peer) -> Round:
+def gather(peer: Peer) -> Operation:
     """Everybody sends to 0, which has a thread and a buffer for each."""
     if peer.rank > 0:
         to_root = peer.connect(0)
         to_root.sendall(bytes([peer.rank]))
-
-        def send(number: int) -> Callable[[], bool]:
-            to_root.sendall(peer.bytes)
-            return lambda: True
-
-        return send
+        return lambda: to_root.sendall(peer.bytes), lambda _: True
 
     arrays = [np.ones_like(peer.array) for _ in peer.addresses]
     sources = [peer.accept() for _ in range(peer.last)]
     ranks = [source.recv(1)[0] for source in sources]
 
-    def take(number: int) -> Callable[[], bool]:
+    def run() -> None:
         threads = [
-            threading.Thread(target=receive, args=(source, memoryview(arrays[rank]).cast("B")))
+            threading.Thread(target=receive, args=(source, arrays[rank].data.cast("B")))
             for source, rank in zip(sources, ranks, strict=True)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return lambda: all(bool((arrays[rank] == own_value(rank, number)).all()) for rank in ranks)
 
-    return take
+    return run, lambda number: all(bool((arrays[rank] == own_value(rank, number)).all()) for rank in ranks)
 
 
-def allreduce(peer: Peer) -> Round:
+def allreduce(peer: Peer) -> Operation:
     """A ring: n-1 steps that add up a part each, n-1 that pass the sums round; one connection to either neighbour.
 
     A chunk goes on as soon as it is added up, so what is received in one step is what is sent in the next.
@@ -171,14 +174,13 @@ def allreduce(peer: Peer) -> Round:
     (after,) = right
     memory, array = peer.bytes, peer.array
     edges = [len(array) * part // peer.hosts * 4 for part in range(peer.hosts + 1)]
-    scratch = np.empty(CHUNK // 4, np.float32)
-    scratch_bytes = memoryview(scratch).cast("B")
+    adder = Adder(array)
 
     def part(step: int) -> list[tuple[int, int]]:
         index = (peer.rank - step) % peer.hosts
         return chunks(edges[index], edges[index + 1])
 
-    def run(number: int) -> Callable[[], bool]:
+    def run() -> None:
         outgoing: SimpleQueue[memoryview | None] = SimpleQueue()
 
         def send() -> None:
@@ -193,25 +195,23 @@ def allreduce(peer: Peer) -> Round:
         for step in range(1, steps + 1):
             for start, stop in part(step):
                 if step < peer.hosts:
-                    receive(before, scratch_bytes[: stop - start])
-                    array[start // 4 : stop // 4] += scratch[: (stop - start) // 4]
+                    adder.receive(before, start, stop)
                 else:
                     receive(before, memory[start:stop])
                 if step < steps:
                     outgoing.put(memory[start:stop])
         outgoing.put(None)
         sender.join()
-        return lambda: bool((array == total(peer, number)).all())
 
-    return run
+    return run, lambda number: bool((array == total(peer, number)).all())
 
 
-def echo(peer: Peer) -> Round:
+def echo(peer: Peer) -> Operation:
     """Round trips between 0 and 1; a round is as many as it takes for a steady median, which 0 reports."""
     connection = peer.accept() if peer.rank == 1 else peer.connect(1)
     memory = peer.bytes
 
-    def run(number: int) -> Callable[[], bool]:
+    def run() -> None:
         trips = []
         for _ in range(ECHOES):
             began = time.monotonic()
@@ -221,13 +221,12 @@ def echo(peer: Peer) -> Round:
             if peer.rank == 1:
                 connection.sendall(memory)
             trips.append(time.monotonic() - began)
-        peer.round_trip = statistics.median(trips)
-        return lambda: True
+        peer.round_trip = statistics.median(trips) if peer.rank == 0 else 0.0
 
-    return run
+    return run, lambda _: True
 
 
-OPERATIONS: dict[str, Callable[[Peer], Round]] = {
+OPERATIONS: dict[str, Callable[[Peer], Operation]] = {
     "broadcast": broadcast,
     "reduce": reduce,
     "gather": gather,
@@ -251,7 +250,7 @@ def total(peer: Peer, number: int) -> float:
 def main(arguments: list[str]) -> None:
     operation, rank, size, *addresses = arguments
     peer = Peer(int(rank), int(size), addresses)
-    run = OPERATIONS[operation](peer)
+    run, is_right = OPERATIONS[operation](peer)
     number = 0
     while True:
         number += 1
@@ -261,12 +260,14 @@ def main(arguments: list[str]) -> None:
         if not told:
             return
         start = float(told)
+        used = time.process_time()
         time.sleep(max(0.0, start - time.monotonic()))
-        correct = run(number)
+        run()
         seconds = time.monotonic() - start
-        if not correct():
+        used = time.process_time() - used
+        if not is_right(number):
             raise SystemExit(f"rank {rank}: a wrong result of {operation}")
-        tell(repr(seconds if peer.round_trip is None else peer.round_trip))
+        tell(f"{seconds if peer.round_trip is None else peer.round_trip!r} {used!r}")
 
 
 def tell(line: str) -> None:

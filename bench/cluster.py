@@ -35,7 +35,16 @@ from typing import Any, Literal, Self
 from hoplite_ucx.bench import keeper
 from hoplite_ucx.bench.keeper import Record
 
-__all__ = ["Cluster", "ClusterError", "ClusterUnavailableError", "Host", "Way", "names_up", "orphaned", "take_down"]
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "ClusterUnavailableError",
+    "Host",
+    "Way",
+    "names_detached",
+    "names_up",
+    "take_down",
+]
 
 Way = Literal["in", "out", "both"]
 
@@ -45,6 +54,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 # Debian has these where an ordinary user's PATH does not look.
 _SYSTEM_PATH = "/usr/sbin:/sbin"
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+_ONE_WAY: tuple[Way, ...] = ("in", "out")
+# How `ip` and `tc` speak of what the kernel was built without.
+_LACKS = ("Unknown device type", "qdisc kind is unknown", "not supported")
 _PATIENCE = 10.0
 
 # The bucket must outlast the timer's lateness, or the link idles while tokens overflow; and one segment of the sender's
@@ -121,7 +133,9 @@ class Cluster:
         self.name = name
         self.hosts: list[Host] = []
         self._record = Record(name, hosts, rate, owner=os.getpid())
-        self._rates: list[float | None] = [rate] * hosts
+        self._maker = os.getpid()
+        self._is_up = False
+        self._rates: dict[Way, list[float | None]] = {way: [rate] * hosts for way in _ONE_WAY}
         self._tools: dict[str, str] = {}
         self._keeper: subprocess.Popen[str] | None = None
         self._started: list[subprocess.Popen[Any]] = []
@@ -148,8 +162,9 @@ class Cluster:
         try:
             cluster._up()
         except BaseException:
-            if cluster._record.pid:  # else the name is somebody else's
+            if cluster._is_up:  # else the name is somebody else's
                 take_down(cluster.name)
+            cluster.close()
             raise
         return cluster
 
@@ -166,7 +181,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            if not self._record.pid:
+            if not self._is_up:
                 self._up()
         except BaseException:
             self.close()
@@ -205,7 +220,10 @@ class Cluster:
 
     def close(self) -> None:
         """Kill what runs in the hosts, and let the namespaces go. Harmless when done already."""
+        if os.getpid() != self._maker:
+            return  # a forked child that leaves the block: the cluster is its parent's
         self.hosts = []
+        self._is_up = False
         with self._lock:
             started, self._started = self._started, []
         for process in started:
@@ -232,11 +250,12 @@ class Cluster:
             )
         return ClusterUnavailableError(
             f"cannot make network namespaces ({why}): run this as root, or allow user namespaces "
-            "(user.max_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+            "(user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
         )
 
     def _adopt(self, record: Record) -> None:
         self._record = record
+        self._is_up = True
         self.hosts = [
             Host(self, index, record.path(descriptor)) for index, descriptor in enumerate(record.descriptors[1:])
         ]
@@ -245,18 +264,27 @@ class Cluster:
 
     def cut(self, index: int, way: Way = "both") -> None:
         """Lose whatever a host sends ("out"), receives ("in"), or both; nobody is told, as when a cable breaks."""
-        self._set_queues(index, way, "blackhole")
+        for each in self._ways(index, way):
+            self._set_queue(index, each, "blackhole")
 
     def heal(self, index: int, way: Way = "both") -> None:
         """Undo a cut."""
-        self._set_queues(index, way, _shaping(self._rates[index]))
+        for each in self._ways(index, way):
+            self._set_queue(index, each, _shaping(self._rates[each][index]))
 
     def set_rate(self, index: int, rate: float | None, way: Way = "both") -> None:
-        """Give a host another rate; what is cut that way is healed."""
+        """Give a host another rate; what was cut that way is healed."""
         _check_rate(rate)
-        if way == "both":
-            self._rates[index] = rate
-        self._set_queues(index, way, _shaping(rate))
+        for each in self._ways(index, way):
+            self._rates[each][index] = rate
+        self.heal(index, way)
+
+    def _ways(self, index: int, way: Way) -> tuple[Way, ...]:
+        if not 0 <= index < len(self.hosts):
+            raise ClusterError(f"cluster {self.name} has no host {index}; it has {len(self.hosts)} hosts, from 0 on")
+        if way != "both" and way not in _ONE_WAY:
+            raise ClusterError(f'{way!r} is no way of a link; write "in", "out" or "both"')
+        return _ONE_WAY if way == "both" else (way,)
 
     def _lay_links(self) -> None:
         ports = "".join(
@@ -272,13 +300,15 @@ class Cluster:
                 "link set eth0 addrgenmode none up\n",
             )  # fmt: skip
             self.heal(host.index, "out")
-        shaped = (f"qdisc replace dev p{host.index} root {_shaping(self._rates[host.index])}\n" for host in self.hosts)
-        self._configure(self._switch, "tc", "".join(shaped))
+        shaping = _shaping(self._record.rate)
+        queues = (f"qdisc replace dev p{host.index} root {shaping}\n" for host in self.hosts)
+        self._configure(self._switch, "tc", "".join(queues))
 
-    def _set_queues(self, index: int, way: Way, queue: str) -> None:
-        if way in ("out", "both"):
+    def _set_queue(self, index: int, way: Way, queue: str) -> None:
+        """Each end of a link shapes what it sends, so that what a host receives is shaped by the switch."""
+        if way == "out":
             self._configure(self.hosts[index].namespace, "tc", f"qdisc replace dev eth0 root {queue}\n")
-        if way in ("in", "both"):
+        else:
             self._configure(self._switch, "tc", f"qdisc replace dev p{index} root {queue}\n")
 
     @property
@@ -291,15 +321,15 @@ class Cluster:
             input=batch, capture_output=True, text=True, timeout=_PATIENCE, check=False,
         )  # fmt: skip
         if done.returncode != 0:
-            raise ClusterError(
-                f"{tool} refused a step of cluster {self.name}; the kernel needs veth, bridge and sch_tbf: {done.stderr}"
-            )
+            if any(lack in done.stderr for lack in _LACKS):
+                raise ClusterUnavailableError(f"the kernel lacks veth, bridge or sch_tbf; {tool} says: {done.stderr}")
+            raise ClusterError(f"{tool} refused a step of cluster {self.name}: {done.stderr}")
 
     # --- processes ---------------------------------------------------------------------------------------------
 
     def enter(self, namespace: str) -> list[str]:
         """The beginning of a command line that goes into a namespace; it is the same process to the end."""
-        if not self._record.pid or (self._keeper is not None and self._keeper.poll() is not None):
+        if not self._is_up or (self._keeper is not None and self._keeper.poll() is not None):
             raise ClusterError(f"cluster {self.name} is not up")
         user = self._record.user
         rights = [] if user is None else [f"--user={self._record.path(user)}", "--preserve-credentials"]
@@ -318,21 +348,30 @@ def names_up() -> list[str]:
     return keeper.names()
 
 
+def names_detached() -> list[str]:
+    """Those of them that stay until they are taken down, and those whose keeper was killed: nobody else ends them."""
+    records = filter(None, map(keeper.ask, keeper.names()))
+    orphans = (_name_of(mark) for mark in keeper.marked().values() if not keeper.is_kept(mark))
+    return sorted({*(record.name for record in records if record.owner is None), *orphans})
+
+
 def take_down(name: str) -> bool:
-    """End a cluster by its name and kill what a killed keeper of that name left; False if there was nothing."""
+    """End a cluster by its name; False if there was nothing to end.
+
+    Where the keeper itself was killed, its processes are known by their environment alone.
+    """
     record = keeper.ask(name)
     if record is not None:
         _end_process(record.pid)
-    orphans = {mark for mark in keeper.marked().values() if mark.rpartition("/")[0] == name}
+    orphans = {mark for mark in keeper.marked().values() if _name_of(mark) == name and not keeper.is_kept(mark)}
     for mark in orphans:
         if not keeper.kill_all(mark, (), spared={os.getpid()}):
             raise ClusterError(_unkillable(name, mark))
     return record is not None or bool(orphans)
 
 
-def orphaned() -> list[str]:
-    """The names of clusters whose keepers were killed while processes ran in their hosts."""
-    return sorted({mark.rpartition("/")[0] for mark in keeper.marked().values()} - set(keeper.names()))
+def _name_of(mark: str) -> str:
+    return mark.rpartition("/")[0]
 
 
 def _end_process(pid: int) -> None:
@@ -347,7 +386,7 @@ def _end_process(pid: int) -> None:
 
 
 def _kill_group(process: subprocess.Popen[Any]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    if process.poll() is None:  # else its number may be somebody else's
         os.killpg(process.pid, signal.SIGKILL)
 
 

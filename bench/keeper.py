@@ -27,7 +27,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 
-__all__ = ["MARK", "Record", "ask", "kill_all", "mark_of", "marked", "names"]
+__all__ = ["MARK", "Record", "ask", "is_kept", "kill_all", "mark_of", "marked", "names"]
 
 # The variable that every process started in a host inherits. Its value names the cluster and the keeper's process.
 MARK = "HOPLITE_BENCH_CLUSTER"
@@ -115,6 +115,15 @@ def marked() -> dict[int, str]:
                 if variable.startswith(wanted):
                     found[pid] = variable[len(wanted) :].decode(errors="replace")
     return found
+
+
+def is_kept(mark: str) -> bool:
+    """Whether the keeper that a mark names still lives."""
+    try:
+        with open(f"/proc/{int(mark.rpartition('/')[2])}/cmdline", "rb") as command:
+            return os.path.basename(__file__).encode() in command.read()
+    except (OSError, ValueError):
+        return False
 
 
 def kill_all(mark: str, namespaces: Collection[int], spared: Collection[int]) -> bool:

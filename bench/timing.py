@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +17,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-__all__ = ["LIMITS", "PAYLOAD", "Measurement", "limit_seconds", "measure", "progress_bar"]
+__all__ = ["LIMITS", "PAYLOAD", "Measurement", "Round", "limit_seconds", "measure", "measure_in_turn", "progress_bar"]
 
 # The part of a link's rate that bulk TCP can fill with its users' bytes.
 PAYLOAD = 0.95
 
 # What the busiest link carries in an operation of n hosts, in sizes of one object.
 LIMITS: dict[str, Callable[[int], float]] = {
-    "broadcast": lambda hosts: 1.0,
-    "reduce": lambda hosts: 1.0,
+    "broadcast": lambda _: 1.0,
+    "reduce": lambda _: 1.0,
     "gather": lambda hosts: hosts - 1.0,
     "allreduce": lambda hosts: 2.0 * (hosts - 1) / hosts,
 }
@@ -37,6 +37,14 @@ def limit_seconds(operation: str, hosts: int, size: int, rate: float) -> float:
 
 
 @dataclass(frozen=True)
+class Round:
+    """One run: how long it took, and how much processor time all its processes together."""
+
+    seconds: float
+    processor: float
+
+
+@dataclass(frozen=True)
 class Measurement:
     """The seconds of every timed run of one thing, and what it was."""
 
@@ -44,6 +52,8 @@ class Measurement:
     runs: tuple[float, ...]
     limit_seconds: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    processor: float | None = None
+    """The processor time of a run, where it is known: it can be trusted more than the clock on a busy machine."""
 
     @property
     def seconds(self) -> float:
@@ -77,6 +87,7 @@ class Measurement:
                 "slowest_seconds": self.slowest,
                 "spread": self.spread,
                 "runs": self.runs,
+                "processor_seconds": self.processor,
                 **self.settings,
             }
         )
@@ -84,7 +95,7 @@ class Measurement:
 
 def measure(
     what: str,
-    run: Callable[[], float],
+    run: Callable[[], Round],
     *,
     repeat: int,
     untimed: int = 1,
@@ -92,14 +103,40 @@ def measure(
     settings: dict[str, Any] | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> Measurement:
-    """Call `run`, which returns its own seconds, `repeat` times after `untimed` rounds; `advance` after each."""
-    runs = []
+    """Call `run` `repeat` times after `untimed` rounds; `advance` after each."""
+    (measured,) = measure_in_turn(
+        {what: run}, repeat=repeat, untimed=untimed, limit=limit, settings=settings, advance=advance
+    )
+    return measured
+
+
+def measure_in_turn(
+    what: Mapping[str, Callable[[], Round]],
+    *,
+    repeat: int,
+    untimed: int = 1,
+    limit: float | None = None,
+    settings: dict[str, Any] | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> list[Measurement]:
+    """Measure several things that are to be compared: a round of each in turn, so that noise meets all of them."""
+    rounds: dict[str, list[Round]] = {name: [] for name in what}
     for number in range(untimed + repeat):
-        seconds = run()
-        if number >= untimed:
-            runs.append(seconds)
-        advance()
-    return Measurement(what, tuple(runs), limit, settings or {})
+        for name, run in what.items():
+            each = run()
+            if number >= untimed:
+                rounds[name].append(each)
+            advance()
+    return [
+        Measurement(
+            name,
+            tuple(each.seconds for each in timed),
+            limit,
+            settings or {},
+            statistics.median(each.processor for each in timed),
+        )
+        for name, timed in rounds.items()
+    ]
 
 
 @contextmanager

@@ -5,4 +5,42 @@ This module is the public face of the package and only re-exports; the parts liv
 link, `gpu` knows device memory, `cli` is the `hoplite` command and `bench` measures.
 """
 
+from hoplite_ucx.runtime.api import (
+    allreduce,
+    contributors,
+    create,
+    delete,
+    gather,
+    get,
+    new_ref,
+    put,
+    reduce,
+    seal,
+    wait,
+)
+from hoplite_ucx.runtime.current import init, is_initialized, shutdown
+from hoplite_ucx.runtime.drafts import Draft
+from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.scopes import scope
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Draft",
+    "ObjectRef",
+    "allreduce",
+    "contributors",
+    "create",
+    "delete",
+    "gather",
+    "get",
+    "init",
+    "is_initialized",
+    "new_ref",
+    "put",
+    "reduce",
+    "scope",
+    "seal",
+    "shutdown",
+    "wait",
+]

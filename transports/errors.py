@@ -26,6 +26,13 @@ class ConnectionLostError(TransportError):
     """The connection ended: the peer closed it, died, or could not be reached any more."""
 
 
+def connection_broke(error: OSError, peer: str) -> ConnectionLostError:
+    """What the kernel says of a connection that broke, with the peer's name."""
+    lost = ConnectionLostError(f"the connection broke: {error}", peer, "check whether the process there still runs")
+    lost.__cause__ = error
+    return lost
+
+
 class HandshakeError(TransportError):
     """The peer is not what it should be; nothing that it said was used."""
 

@@ -7,7 +7,7 @@ transport brings the two together, opens the link if there is none, and closes e
 Rules of every transport:
 
 - Calls return at once, from any thread. Callbacks (`on_closed`, and the methods of sources and sinks) come on any
-  thread, perhaps before the call that they belong to has returned; they must not block.
+  thread, perhaps before the call that they belong to has returned; they must neither block nor raise.
 - After `on_closed` of a receiving stream nothing is written to its sink; of a sending one, nothing is read.
 - A cancelled stream closes within `CLOSE_SECONDS`, whatever the peer does.
 - A stream that waits (for its source, its sink, or its turn) holds up no other stream of its link.
@@ -73,7 +73,7 @@ class Source(Protocol):
         ...
 
     def subscribe(self, risen: Callable[[], None]) -> None:
-        """Call `risen` after each rise of the watermark, on any thread, until `unsubscribe`."""
+        """Call `risen` after each rise of the watermark, on any thread, until `unsubscribe`. It does not block."""
         ...
 
     def unsubscribe(self, risen: Callable[[], None]) -> None:
@@ -107,13 +107,16 @@ class Sink(Protocol):
         ...
 
     def subscribe(self, grown: Callable[[], None]) -> None:
-        """Call `grown`, on any thread, after `limit` or `watermark` has risen by itself, outside of `arrived`."""
+        """Call `grown`, on any thread, after `limit` or `watermark` has risen by itself, outside of `arrived`.
+
+        Never under a lock that other methods of the sink take: the stream may be complete, and then `grown` ends it.
+        """
         ...
 
     def end(self) -> int:
         """The stream is over: drop what is not final, call nobody any more, and return the final watermark.
 
-        Called once. No other method is called after it, and none is under way, save `watermark`.
+        Called once. No other method is called after it or is under way, save `watermark` and `limit`.
         """
         ...
 

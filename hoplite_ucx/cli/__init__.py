@@ -9,8 +9,11 @@ from typing import Annotated
 import typer
 
 from hoplite_ucx import __version__
-from hoplite_ucx.cli import simulate
+from hoplite_ucx.cli import bench, simulate
 from hoplite_ucx.cli.chaos import chaos
+from hoplite_ucx.cli.demo import demo
+from hoplite_ucx.cli.start import start
+from hoplite_ucx.cli.status import status
 
 app = typer.Typer(
     name="hoplite",
@@ -19,7 +22,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 simulate.app.command()(chaos)
+app.command()(demo)
+app.command()(start)
+app.command()(status)
 app.add_typer(simulate.app)
+app.add_typer(bench.app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -55,6 +55,12 @@ UnplugTexts = Annotated[
     list[str] | None,
     typer.Option("--unplug", metavar="HOST@WHEN", help="Cut a host off without a word, like --kill. Repeatable."),
 ]
+RestartText = Annotated[
+    str | None,
+    typer.Option(
+        "--restart-directory", metavar="WHEN", help="Crash the directory, to be succeeded 50 ms later: 40%, 0.2s."
+    ),
+]
 SlowTexts = Annotated[
     list[str] | None,
     typer.Option("--slow", metavar="HOST=RATE", help="A host with another rate: 5=500mbit. Repeatable."),
@@ -79,6 +85,7 @@ def broadcast(
     arrivals: ArrivalsText = "together",
     kill: KillTexts = None,
     unplug: UnplugTexts = None,
+    restart_directory: RestartText = None,
     slow: SlowTexts = None,
     copies: Annotated[int, typer.Option(help="How many hosts have the object already, the source first.")] = 1,
     put_again: Annotated[
@@ -92,7 +99,8 @@ def broadcast(
 ) -> None:
     """Send one object from host 0 to all others."""
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
-    scenario = _scenario(shape, size, arrivals, _kills(kill, unplug), seed, copies=copies, put_again=put_again)
+    disturbed = Disturbed(_kills(kill, unplug), _crash(restart_directory))
+    scenario = _scenario(shape, size, arrivals, disturbed, seed, copies=copies, put_again=put_again)
     result = measure.broadcast(scenario)
     static = _compared(measure.static_trees, scenario, len(STATIC_TREES)) if compare_static else []
     if as_json:
@@ -117,6 +125,7 @@ def gather(
     arrivals: ArrivalsText = "together",
     kill: KillTexts = None,
     unplug: UnplugTexts = None,
+    restart_directory: RestartText = None,
     slow: SlowTexts = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -126,7 +135,7 @@ def gather(
     if any(each.host == measure.SOURCE for each in kills):
         raise typer.BadParameter("host 0 does the gathering; kill one of the others")
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
-    scenario = _scenario(shape, size, arrivals, kills, seed)
+    scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed)
     result = measure.gather(scenario)
     if as_json:
         typer.echo(json.dumps(_figures(scenario, result)))
@@ -148,6 +157,7 @@ def reduce(
     arrivals: ArrivalsText = "together",
     kill: KillTexts = None,
     unplug: UnplugTexts = None,
+    restart_directory: RestartText = None,
     slow: SlowTexts = None,
     copies: Annotated[
         int, typer.Option(help="How many hosts have each source already: its own and the next ones.")
@@ -164,7 +174,8 @@ def reduce(
     if any(each.host < getters for each in kills):
         raise typer.BadParameter(f"the first {getters} of the hosts get the result; kill one of the others")
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
-    scenario = _scenario(shape, size, arrivals, kills, seed, copies=copies, count=count, getters=getters)
+    disturbed = Disturbed(kills, _crash(restart_directory))
+    scenario = _scenario(shape, size, arrivals, disturbed, seed, copies=copies, count=count, getters=getters)
     if copies > 1 and scenario.arrivals.pattern is not Pattern.TOGETHER:
         raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
     result = measure.reduce(scenario)
@@ -192,6 +203,7 @@ def allreduce(
     arrivals: ArrivalsText = "together",
     kill: KillTexts = None,
     unplug: UnplugTexts = None,
+    restart_directory: RestartText = None,
     slow: SlowTexts = None,
     copies: Annotated[
         int, typer.Option(help="How many hosts have each source already: its own and the next ones.")
@@ -207,7 +219,8 @@ def allreduce(
     if any(each.host == measure.SOURCE for each in kills):
         raise typer.BadParameter("host 0 asks for the allreduce; kill one of the others")
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
-    scenario = _scenario(shape, size, arrivals, kills, seed, copies=copies, count=count, getters=nodes, everywhere=True)
+    options = {"copies": copies, "count": count, "getters": nodes, "everywhere": True}
+    scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed, **options)
     if copies > 1 and scenario.arrivals.pattern is not Pattern.TOGETHER:
         raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
     result = measure.allreduce(scenario)
@@ -236,9 +249,25 @@ def _shape(nodes: int, size: int, bandwidth: float, latency: float, handover: fl
     )
 
 
-def _scenario(shape: Shape, size: int, arrivals: str, kills: tuple[Kill, ...], seed: int, **options: Any) -> Scenario:
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """What goes wrong in a run."""
+
+    kills: tuple[Kill, ...]
+    directory_crash: Span | None
+
+
+def _scenario(shape: Shape, size: int, arrivals: str, disturbed: Disturbed, seed: int, **options: Any) -> Scenario:
     try:
-        return Scenario(shape=shape, size=size, arrivals=_arrivals(arrivals), kills=kills, seed=seed, **options)
+        return Scenario(
+            shape=shape,
+            size=size,
+            arrivals=_arrivals(arrivals),
+            kills=disturbed.kills,
+            directory_crash=disturbed.directory_crash,
+            seed=seed,
+            **options,
+        )
     except ValueError as refusal:
         raise typer.BadParameter(str(refusal)) from None
 
@@ -273,6 +302,13 @@ def _kill(text: str, *, unplug: bool) -> Kill:
         return Kill(measure.SOURCE if host == "source" else _host(host), _span(when), unplug)
     except ValueError as refusal:
         raise typer.BadParameter(str(refusal), param_hint="--unplug" if unplug else "--kill") from None
+
+
+def _crash(text: str | None) -> Span | None:
+    try:
+        return None if text is None else _span(text)
+    except ValueError as refusal:
+        raise typer.BadParameter(str(refusal), param_hint="--restart-directory") from None
 
 
 def _rate(text: str) -> tuple[int, float]:

@@ -274,14 +274,18 @@ class Free(_Local, frozen=True):
 
 
 class Combine(_Local, frozen=True):
-    """Fill a segment by combining parts, in order and as far as each has come: segments of this node, or (None) what
-    streams into that part. Part i is combined only as far as part i-1 was; `Combined` follows the last byte."""
+    """Fill a segment from `start` on by combining parts, in order and as far as each has come: segments of this node,
+    or (None) what streams into that part. Part i is combined only as far as part i-1 was; `Combined` follows the last
+    byte."""
 
     segment: int
     size: int
     layout: bytes
     op: Operation
     parts: tuple[int | None, ...]
+    start: int = 0
+    offset: int = 0
+    """Where the segment's first byte lies in the object that the layout describes: a stripe is a piece of it."""
 
 
 class Supply(_Local, frozen=True):

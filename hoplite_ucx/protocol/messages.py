@@ -63,31 +63,6 @@ class _ToDirectory(Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
-class Copy(Struct, frozen=True, array_like=True):
-    """A complete copy that a joining node holds."""
-
-    version: Version
-    size: Bytes
-    layout: Layout
-
-
-class Partial(Struct, frozen=True, array_like=True):
-    """What a joining node is receiving, for its store or a slot; `number` 0 means that it has no sender now."""
-
-    version: Version
-    watermark: Bytes
-    number: Number
-    into: Into = NO_SLOT
-
-
-class SlotReport(Struct, frozen=True, array_like=True):
-    """A slot that a joining node runs, under the number that it was bound with, and what it still lacks."""
-
-    version: Version
-    number: Number
-    missing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)]
-
-
 class Put(_ToDirectory, frozen=True):
     """The node begins to put an object; small ones carry their bytes."""
 
@@ -122,15 +97,69 @@ class Ask(_ToDirectory, frozen=True):
     ref: Ref
 
 
+class Origin(Struct, frozen=True, array_like=True):
+    """How a decided target came about. Whoever has a copy keeps it, so that a new directory can be told."""
+
+    spec: Reduce
+    contributors: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)]
+
+
+class Copy(Struct, frozen=True, array_like=True):
+    """A complete copy that a joining node holds, or an object that is being put there."""
+
+    version: Version
+    size: Bytes
+    layout: Layout
+    sealed: bool = True
+    origin: Origin | None = None
+    piece: bool = False
+    """It is of a stripe: a new directory lays stripes anew."""
+
+
+class Partial(Struct, frozen=True, array_like=True):
+    """What a joining node is receiving, for its store or a slot; `number` 0 means that it has no sender now."""
+
+    version: Version
+    size: Bytes
+    layout: Layout
+    watermark: Bytes
+    number: Number = 0
+    sender: NodeId = 0
+    rate: Rate = 1.0
+    sealed: bool = True
+    origin: Origin | None = None
+    into: Into = NO_SLOT
+    piece: bool = False
+    """It is of a stripe, or put together from stripes."""
+
+
+class SlotReport(Struct, frozen=True, array_like=True):
+    """A slot that a joining node runs, as it was bound, and the parts that it still lacks."""
+
+    bind: "Bind"
+    missing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)]
+    undecided: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)] = ()
+    """Parts that were not sealed, as far as the node knows: the directory must know them itself."""
+
+
+class Tombstone(Struct, frozen=True, array_like=True):
+    """A ref that was deleted lately, and by which incarnation: what a later one took is another object."""
+
+    ref: Ref
+    incarnation: Number
+
+
 class Join(_ToDirectory, frozen=True):
     """The first message of every session: who the node is, and all that the directory should know of it.
 
     A new node announces little; a node that comes back announces everything, and what was lost with the old
-    session is settled by comparing.
+    session is settled by comparing. `incarnation` is that of the last directory which welcomed it (0: none): a new
+    directory learns from its predecessor's nodes what there is.
     """
 
     protocol: Number
     cluster: Text
+    incarnation: Number
     node: NodeId
     host: Text
     address: Text
@@ -138,9 +167,10 @@ class Join(_ToDirectory, frozen=True):
     down: Rate
     streams_in: Annotated[int, Meta(ge=1)]
     streams_out: Annotated[int, Meta(ge=1)]
+    members: Number = 0
     copies: Annotated[tuple[Copy, ...], Meta(max_length=_MAX_LIST)] = ()
     partials: Annotated[tuple[Partial, ...], Meta(max_length=_MAX_LIST)] = ()
-    producing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)] = ()
+    producing: Annotated[tuple[Copy, ...], Meta(max_length=_MAX_LIST)] = ()
     slots: Annotated[tuple[SlotReport, ...], Meta(max_length=_MAX_LIST)] = ()
     puts: Annotated[tuple[Put, ...], Meta(max_length=_MAX_LIST)] = ()
     wants: Refs = ()
@@ -148,6 +178,10 @@ class Join(_ToDirectory, frozen=True):
     deletes: Annotated[tuple[Delete, ...], Meta(max_length=_MAX_LIST)] = ()
     reduces: Annotated[tuple[Reduce, ...], Meta(max_length=_MAX_LIST)] = ()
     asks: Annotated[tuple[Ask, ...], Meta(max_length=_MAX_LIST)] = ()
+    submitted: Annotated[tuple[Reduce, ...], Meta(max_length=_MAX_LIST)] = ()
+    """Reductions that were asked for here and, as far as the node knows, are not decided."""
+    tombstones: Annotated[tuple[Tombstone, ...], Meta(max_length=_MAX_LIST)] = ()
+    """What was deleted from here lately."""
 
 
 class Leave(_ToDirectory, frozen=True):
@@ -224,10 +258,11 @@ class Consumed(_ToDirectory, frozen=True):
 
 
 class CombinedInline(_ToDirectory, frozen=True):
-    """The result of `CombineInline`."""
+    """The result of `CombineInline`. `kept`: the node has a copy of it in its store."""
 
     version: Version
     data: Data
+    kept: bool = False
 
 
 class Declined(_ToDirectory, frozen=True):
@@ -284,6 +319,7 @@ class Welcome(_ToNode, frozen=True):
     incarnation: Number
     cluster: Text
     settings: Settings
+    members: Number = 0
 
 
 class Fenced(_ToNode, frozen=True):
@@ -293,7 +329,9 @@ class Fenced(_ToNode, frozen=True):
 
 
 class Alive(_ToNode, frozen=True):
-    """The answer to a heartbeat."""
+    """The answer to a heartbeat. How many `members` there are tells a successor when it has heard them all."""
+
+    members: Number = 0
 
 
 class PutAccepted(_ToNode, frozen=True):
@@ -321,7 +359,12 @@ class Place(_ToNode, frozen=True):
     granule: Annotated[int, Meta(ge=1)]
     rate: Rate
     sealed: bool = True
+    origin: Origin | None = None
     into: Into = NO_SLOT
+
+
+BIND_ALIGNMENT = 16
+"""The largest element of any dtype: a slot begins at a multiple of it."""
 
 
 class Stripe(Struct, frozen=True, array_like=True):
@@ -340,11 +383,16 @@ class Assemble(_ToNode, frozen=True):
     layout: Layout
     stripes: Annotated[tuple[Stripe, ...], Meta(min_length=1, max_length=_MAX_LIST)]
     sealed: bool = False
+    origin: Origin | None = None
 
 
 class Bind(_ToNode, frozen=True):
-    """Combine these parts, in this order, into a version of your own. The newest number wins. With `offset` it is a
-    slot of a stripe: of the first part, a source that is here, only `size` bytes from there on go in."""
+    """Combine these parts, in this order, into a version of your own. The newest number wins.
+
+    Combine only from `start` on: whoever pulls has what is below. `resume`: you were getting the version yourself and
+    have received it as far as `start`, or a few bytes more; that stays, and you will have all of it. With `offset` it
+    is a slot of a stripe: of the first part, a source that is here, only `size` bytes from there on go in.
+    """
 
     version: Version
     number: Number
@@ -352,7 +400,17 @@ class Bind(_ToNode, frozen=True):
     layout: Layout
     op: Operation
     parts: Annotated[tuple[Version, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+    target: Ref
+    spec: Reduce | None = None
+    """What the slot is for: some slots of every reduction carry it, in case the directory is lost."""
+    start: Bytes = 0
+    resume: bool = False
     offset: Bytes | None = None
+
+    @property
+    def lacks(self) -> int:
+        """The host will have nothing below this."""
+        return 0 if self.resume else self.start
 
 
 class CombineInline(_ToNode, frozen=True):
@@ -368,6 +426,13 @@ class Sealed(_ToNode, frozen=True):
     """The version is decided: it may be given to users."""
 
     version: Version
+    origin: Origin | None = None
+
+
+class Over(_ToNode, frozen=True):
+    """A reduction that the node asked for is decided or cancelled, and need not be remembered."""
+
+    target: Ref
 
 
 class Inline(_ToNode, frozen=True):
@@ -454,6 +519,7 @@ ToNode: TypeAlias = (
     | Bind
     | CombineInline
     | Sealed
+    | Over
     | Reduced
     | Contributors
     | Rejected

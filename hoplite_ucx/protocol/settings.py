@@ -23,7 +23,7 @@ class Settings(Struct, frozen=True, array_like=True):
     park: float = 0.75
     # Deleted refs are remembered this long.
     tombstone: float = 60.0
-    # Reconnecting to the directory backs off from here to the lease.
+    # Reconnecting to the directory backs off from here to a quarter of the lease.
     reconnect: float = 0.02
 
     inline_limit: int = 32 * KIB

@@ -19,7 +19,7 @@ from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import GetCall, Got, PutCall, WaitCall
 from hoplite_ucx.protocol.ids import NodeId, identity_of
-from hoplite_ucx.protocol.messages import Bound, Completed, Place, ToDirectory, ToNode
+from hoplite_ucx.protocol.messages import Bind, Bound, Completed, Place, ToDirectory, ToNode
 from hoplite_ucx.protocol.settings import KIB
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
@@ -40,6 +40,7 @@ class Ambush(enum.Enum):
     PLACEMENT = "placement"
     TRANSFER = "transfer"
     SLOT = "slot"
+    DIRECTORY = "directory"
 
 
 @dataclass(slots=True)
@@ -94,7 +95,11 @@ class Chaos:
         self._largest = self._granule * rng.choice((2, 5, 12))
         tight = rng.random() < 0.3
         self._stormy = rng.random() < 0.8
-        self._ambush = rng.choice([*Ambush, Ambush.PLACEMENT]) if self._stormy and rng.random() < 0.6 else None
+        ambush = rng.choice([*Ambush, Ambush.PLACEMENT, Ambush.DIRECTORY])
+        self._ambush = ambush if self._stormy and rng.random() < 0.6 else None
+        if self._ambush is Ambush.SLOT:
+            self._largest = 12 * self._granule  # long enough to die in the middle, with room for other copies
+            tight = False
         shape = Shape(
             nodes=self._nodes,
             bandwidth=_BANDWIDTH,
@@ -104,7 +109,7 @@ class Chaos:
             memory=int(self._largest * rng.choice((1.2, 2.5, 4))) if tight else 1 << 40,
             streams=rng.choice((1, 2, 4, 256)),
             # A transfer's ambush hurts most where memory is taken again at once, and streams are slow to close.
-            put_rate=4e9 if self._ambush is Ambush.TRANSFER else rng.choice((4e9, 50e6, 5e6)),
+            put_rate=4e9 if self._ambush in (Ambush.TRANSFER, Ambush.SLOT) else rng.choice((4e9, 50e6, 5e6)),
             put_pieces=4,
             jitter=rng.choice((0.0, 1e-3, 10e-3)),
             close_delay=20e-3 if self._ambush is Ambush.TRANSFER else rng.choice((200e-6, 20e-3)),
@@ -129,27 +134,32 @@ class Chaos:
         self.cluster.observers.append(self)
         self.faults = 0
         self._raging = True
+        self._victims_left = 3  # of an ambush of slots
         self.events = 0
         self._log: list[str] = []
         self._plain = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self._some_size() for ref in self._plain}
         self._homes: dict[bytes, int] = {}  # sources of an allreduce, and where each is put first
         self._allreduces: dict[bytes, None] = {}
-        self._reductions = self._some_reductions() if reductions and rng.random() < 0.7 else {}
+        often = 1.0 if self._ambush is Ambush.SLOT else 0.7
+        self._reductions = self._some_reductions() if reductions and rng.random() < often else {}
         self._sources = [ref for ref in self._sizes if ref not in self._plain]
         self._refs = [*self._plain, *self._sources, *self._reductions]
+        self._crashes = rng.choice((0, 0, 2))
         # Users put again what was lost, at once; without that these ambushes have no second act.
         self._retries = self._ambush in (Ambush.PLACEMENT, Ambush.TRANSFER) or rng.random() < 0.7
 
     def _some_reductions(self) -> dict[bytes, tuple[tuple[bytes, ...], int]]:
         """Targets, and what they are made of: a second one shares sources with the first or is made from it."""
         rng = self._random
-        size = self._some_size()
-        everywhere = rng.random() < 0.4
-        number = rng.randint(3, self._nodes) if everywhere else rng.randint(1, 7)
+        slots = self._ambush is Ambush.SLOT
+        size = self._largest if slots else self._some_size()
+        everywhere = not slots and rng.random() < 0.4
+        least = 3 if slots else 1
+        number = rng.randint(3, self._nodes) if everywhere else rng.randint(least, 7)
         sources = [self.cluster.new_ref() for _ in range(number)]
         self._sizes |= dict.fromkeys(sources, size)
-        count = rng.randint(number - 1 if everywhere else 1, number)
+        count = rng.randint(number - 1 if everywhere else least, number)
         reductions = {self.cluster.new_ref(): (tuple(sources), count)}
         if everywhere:
             self._homes = dict(zip(sources, rng.sample(range(self._nodes), len(sources)), strict=True))
@@ -193,9 +203,11 @@ class Chaos:
     def _storm(self) -> None:
         rng, clock = self._random, self.cluster.clock
         start = clock.now
+        # Slots are taken over where sources have other copies: these are made first.
+        slots = self._ambush is Ambush.SLOT
         for target in self._reductions:
             begin = self._reduce_when_put if target in self._allreduces else self._reduce
-            clock.at(start + rng.random() * rng.choice((0.05, 0.3)), begin, target)
+            clock.at(start + rng.random() * rng.choice((0.05, 0.3)) + 0.3 * slots, begin, target)
         for ref in self._refs:
             if ref in self._homes:
                 clock.at(start + rng.random() * 0.05, self._put, ref, self._homes[ref])
@@ -204,6 +216,8 @@ class Chaos:
             few = ref in self._sources and rng.random() < 0.7  # else every source would be everywhere
             least = self._nodes if ref in self._allreduces else 1
             askers = rng.sample(range(self._nodes), 0 if few else rng.randint(least, self._nodes))
+            if slots and ref in self._sources:
+                askers = rng.sample(range(self._nodes), rng.randint(1, 2))
             spread = rng.choice((0.0, 0.05, 0.5))
             for index in askers:
                 clock.at(start + rng.random() * (0.1 + spread), self._get, ref, index)
@@ -234,6 +248,7 @@ class Chaos:
         for index in range(self._nodes):
             if not cluster.slots[index].alive:
                 cluster.restart(index)
+        self._run_until(self._everybody_is_back)
         # What is waited for and exists somewhere must come now; what exists nowhere is put again, and once more if the
         # first put met a tombstone that a node which was away has not heard of.
         for _ in range(_PUTS_AGAIN):
@@ -246,6 +261,7 @@ class Chaos:
         self._run_until(lambda: not any(call.open for call in cluster.calls.values()))
         self.oracle.judge_liveness()
         self._run_for(4 * cluster.settings.heartbeat)
+        self._run_until(self.oracle.agrees)
         self.oracle.judge_agreement()
 
     def _end(self) -> None:
@@ -262,6 +278,12 @@ class Chaos:
         self._run_for(cluster.settings.tombstone)
         self._run_until(self.oracle.at_rest)
         self.oracle.judge_rest()
+
+    def _everybody_is_back(self) -> bool:
+        directory = self.cluster.directory
+        members = directory.machine.members
+        here = all(members.get(node.machine.node) is not None for node in self.cluster.slots)
+        return directory.alive and here and not directory.machine.world.recovering
 
     def _only_the_absent_are_missing(self) -> bool:
         records = self.cluster.directory.machine.records
@@ -289,7 +311,7 @@ class Chaos:
         settings = self.cluster.settings
         slowest = min([_BANDWIDTH, *self.cluster.shape.rates.values()])
         limit = sum(self._sizes.values()) * self._nodes / slowest
-        return 3 * limit + 4 * (settings.lease + settings.cooldown + settings.suspicion)
+        return 3 * limit + 4 * (2 * settings.lease + settings.cooldown + settings.suspicion)
 
     def _run_until(self, done: Callable[[], bool]) -> None:
         """Let time pass until `done`, or patience ends; the oracle judges what is then not as it should be."""
@@ -321,6 +343,8 @@ class Chaos:
             self.cluster.clock.after(delay, self._put, self._some_putable_ref(), index)
 
     def directory_says(self, node: NodeId, message: ToNode) -> None:
+        if self._ambush is Ambush.DIRECTORY and isinstance(message, Place | Bind) and self._random.random() < 0.2:
+            self._ambush_directory(self.cluster.nodes[identity_of(node)], message)
         if self._ambush is Ambush.PLACEMENT and isinstance(message, Place):
             self._ambush_placement(self.cluster.nodes[identity_of(node)], message)
         elif self._ambush is Ambush.TRANSFER and isinstance(message, Place) and message.version.ref in self._refs:
@@ -331,7 +355,7 @@ class Chaos:
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         if self._ambush is Ambush.COMPLETION and isinstance(message, Completed):
             self._ambush_completion(node, message)
-        elif self._ambush is Ambush.SLOT and isinstance(message, Bound) and self._random.random() < 0.5:
+        elif self._ambush is Ambush.SLOT and isinstance(message, Bound):
             self._ambush_slot(node, message)
 
     def _ambush_completion(self, node: VirtualNode, message: Completed) -> None:
@@ -359,13 +383,32 @@ class Chaos:
             clock.after(2 * self.cluster.shape.latency, self._kill_node, root)
 
     def _ambush_slot(self, node: VirtualNode, message: Bound) -> None:
-        """The host of a slot, or of one of the parts it lacks, dies while they are being combined."""
-        self._ambush = None
+        """The host of a slot, or of one of the parts it lacks, dies while they are being combined; and of a slot that
+        was taken over in the middle, whoever has the beginning."""
+        record = self.cluster.directory.machine.records.get(message.version.ref)
+        slot = record.slot if record is not None else None
+        taken_over = slot is not None and slot.start > 0
+        if self._random.random() < 0.5 and not taken_over:
+            return
         victims = [node]
-        for part in message.missing:
+        if slot is not None and slot.parent is not None and slot.parent.host is not None:
+            victims.append(self.cluster.nodes[identity_of(slot.parent.host.node)])
+        for part in message.missing if not taken_over else ():
             victims += self._complete_elsewhere(part.ref, node)
-        delay = self._random.random() * self._sizes.get(message.version.ref, self._largest) / _BANDWIDTH
+        delay = self._random.random() * (2 * self._largest / _BANDWIDTH + 0.02)
         self.cluster.clock.after(delay, self._kill_node, self._random.choice(victims))
+        self._victims_left -= 1
+        if not self._victims_left:
+            self._ambush = None
+
+    def _ambush_directory(self, node: VirtualNode, message: Place | Bind) -> None:
+        """The directory dies while bytes flow, and perhaps somebody who sends or combines them with it."""
+        self._ambush = None
+        moment = self._random.random() * message.size / _BANDWIDTH
+        self.cluster.clock.after(moment, self._crash_directory, 0.001)
+        if self._random.random() < 0.3:
+            victims = [node, *([self.cluster.nodes[identity_of(message.sender)]] if isinstance(message, Place) else [])]
+            self.cluster.clock.after(moment, self._kill_node, self._random.choice(victims))
 
     def _complete_elsewhere(self, ref: bytes, node: VirtualNode) -> list[VirtualNode]:
         return [
@@ -470,6 +513,7 @@ class Chaos:
             self._cut_one_way,
             self._cut_from_directory,
             self._lose_directory,
+            *[self._crash_directory] * self._crashes,
             self._lose_peer,
             self._break_stream,
             self._stall_stream,
@@ -534,6 +578,18 @@ class Chaos:
         if index is not None and not self.cluster.slots[index].stopped:
             self._fault("lose the directory's session", index)
             self.cluster.slots[index].lose_directory()
+
+    def _crash_directory(self, absence: float | None = None) -> None:
+        if not (self.cluster.directory.alive and self._raging):
+            return
+        self._fault("crash of the directory", None)
+        self.cluster.crash_directory()
+
+        def restart() -> None:
+            self._say("restart of the directory", None)
+            self.cluster.restart_directory()
+
+        self.cluster.clock.after(absence or self._random.choice((0.001, 0.05, 0.3)), restart)
 
     def _lose_peer(self) -> None:
         index = self._some_living_node()

@@ -124,6 +124,7 @@ class VirtualCluster:
         self.provenance = Provenance()
         self._refs = 0
         self._identities = 0
+        self._incarnations = 1
         self.directory = VirtualDirectory(self, self.directory_machine(1, CLUSTER, self.settings))
         self.nodes: dict[int, VirtualNode] = {}
         self.slots: list[VirtualNode] = []
@@ -159,6 +160,15 @@ class VirtualCluster:
         assert not self.slots[index].alive
         self.network.restore(_host_name(index))
         self.slots[index] = self._spawn(index)
+
+    def crash_directory(self) -> None:
+        self.directory.crash()
+
+    def restart_directory(self) -> None:
+        """A new incarnation takes the place of a directory that crashed."""
+        assert not self.directory.alive
+        self._incarnations += 1
+        self.directory.restart(self.directory_machine(self._incarnations, CLUSTER, self.settings))
 
     # --- what users do -----------------------------------------------------------------------------------------
 

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 class Part:
     """One part: a segment of this node, or what has streamed in and waits to be combined."""
 
-    def __init__(self, segment: Segment | None) -> None:
+    def __init__(self, segment: Segment | None, start: int) -> None:
         self.segment = segment
         self.content = segment.content if segment is not None else Content()
-        self.received = 0
-        self.combined = 0
+        self.received = self.combined = start
         self.receiving: Receiving | None = None
 
     def available(self) -> int:
@@ -35,13 +34,16 @@ class Part:
 
 
 class Combining:
-    def __init__(self, node: VirtualNode, number: int, segment: Segment, parts: list[Segment | None]) -> None:
+    def __init__(
+        self, node: VirtualNode, number: int, segment: Segment, parts: list[Segment | None], start: int
+    ) -> None:
         self._node = node
         self._number = number
         self._segment = segment
-        self._parts = [Part(part) for part in parts]
+        self._parts = [Part(part, start) for part in parts]
         self._poisoned = False
         self._done = False
+        segment.raise_watermark(start)
         for part in parts:
             if part is not None:
                 part.readers[self] = None

@@ -34,7 +34,9 @@ class VirtualDirectory:
         self._cluster = cluster
         self._clock = cluster.clock
         self.machine = machine
+        self.alive = True
         self.sessions: dict[NodeId, Endpoint] = {}
+        self._endpoints: dict[Endpoint, None] = {}  # of sessions, and of those that have yet to join
         self._wake: Handle | None = None
         self._wake_at: float | None = None
         self._perform: dict[type, Callable[[Any], None]] = {
@@ -43,7 +45,29 @@ class VirtualDirectory:
             Disconnect: self._disconnect,
         }
 
+    def crash(self) -> None:
+        """The process is gone, with all that it knew and all that is on its way to it."""
+        self.alive = False
+        if self._wake is not None:
+            self._wake.cancel()
+        for endpoint in list(self._endpoints):
+            endpoint.close()
+        self._endpoints.clear()
+        self.sessions.clear()
+
+    def restart(self, machine: Directory) -> None:
+        """A successor begins with nothing and hears the nodes."""
+        self.alive = True
+        self.machine = machine
+        self._wake = self._wake_at = None
+        machine.recover(self._clock.now)
+        self._apply([])
+
     def accept(self, endpoint: Endpoint) -> None:
+        if not self.alive:
+            endpoint.close()
+            return
+        self._endpoints[endpoint] = None
         joined: list[NodeId] = []
 
         def on_message(envelope: tuple[NodeId, ToDirectory]) -> None:
@@ -58,6 +82,7 @@ class VirtualDirectory:
                 self.dispatch(FromNode(node, message))
 
         def on_closed(_: str) -> None:
+            self._endpoints.pop(endpoint, None)
             if joined and self.sessions.get(joined[0]) is endpoint:
                 del self.sessions[joined[0]]
                 self.dispatch(SessionLost(joined[0]))
@@ -65,6 +90,8 @@ class VirtualDirectory:
         endpoint.attach(on_message, on_closed)
 
     def dispatch(self, event: DirectoryEvent) -> None:
+        if not self.alive:
+            return
         self._apply(self.machine.handle(event, self._clock.now))
         if not (isinstance(event, FromNode) and isinstance(event.message, Heartbeat)):
             self._cluster.after_event(self.machine)
@@ -92,6 +119,7 @@ class VirtualDirectory:
     def _disconnect(self, effect: Disconnect) -> None:
         endpoint = self.sessions.pop(effect.node, None)
         if endpoint is not None:
+            self._endpoints.pop(endpoint, None)
             endpoint.close(reset=False)
 
     def _probe(self, effect: Probe) -> None:
@@ -99,7 +127,13 @@ class VirtualDirectory:
         node = self._cluster.node_at(effect.address)
         there_and_back = 2 * self._cluster.network.latency(HOST, node.host)
         reachable = self._cluster.reachable(HOST, node.host) and self._cluster.reachable(node.host, HOST)
+        asker = self.machine
+
+        def answer(accepted: bool | None) -> None:
+            if self.machine is asker:
+                self.dispatch(Probed(effect.node, accepted))
+
         if reachable:
-            self._clock.after(there_and_back, lambda: self.dispatch(Probed(effect.node, node.alive)))
+            self._clock.after(there_and_back, lambda: answer(node.alive))
         else:
-            self._clock.after(_PROBE_TIMEOUT, lambda: self.dispatch(Probed(effect.node, None)))
+            self._clock.after(_PROBE_TIMEOUT, answer, None)

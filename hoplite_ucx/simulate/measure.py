@@ -36,6 +36,8 @@ SOURCE = 0
 _PATIENCE = 60.0
 # How long everything is left alone, so that all have joined before the puts and no message of these is under way after.
 _REST = 0.01
+# How long there is no directory after it has crashed.
+_SUCCESSION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +172,19 @@ _AnyResult = TypeVar("_AnyResult", bound=Result)
 
 def broadcast(scenario: Scenario) -> Result:
     """One object, from the source to every other host."""
-    calm = replace(scenario.without_slow(), kills=())
+    calm = replace(scenario.without_slow(), kills=(), directory_crash=None)
     return _with_loss(scenario, calm, lambda scenario: _broadcast(scenario, VirtualCluster))
 
 
 def gather(scenario: Scenario) -> Result:
     """One object from every other host, to host 0."""
-    calm = replace(scenario, kills=(), shape=replace(scenario.shape, rates={}))
+    calm = replace(scenario, kills=(), directory_crash=None, shape=replace(scenario.shape, rates={}))
     return _with_loss(scenario, calm, _gather)
 
 
 def reduce(scenario: Scenario) -> Reduced:
     """One object from every host, or the first `count` of them, combined; host 0 gets the result."""
-    calm = replace(scenario, kills=(), shape=replace(scenario.shape, rates={}))
+    calm = replace(scenario, kills=(), directory_crash=None, shape=replace(scenario.shape, rates={}))
     return _with_loss(scenario, calm, lambda scenario: _reduce(scenario, VirtualCluster))
 
 
@@ -193,7 +195,7 @@ def allreduce(scenario: Scenario) -> Reduced:
 
 def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
     """Every static tree in the same scenario, the fastest first; nobody is killed, since these do not repair."""
-    calm = replace(scenario, kills=(), put_again=False)
+    calm = replace(scenario, kills=(), directory_crash=None, put_again=False)
     results = []
     for tree in STATIC_TREES:
         progress(tree.name)
@@ -205,7 +207,7 @@ def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda 
 
 def static_reductions(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
     """The same reduction with every fixed degree, the fastest first."""
-    calm = replace(scenario, kills=())
+    calm = replace(scenario, kills=(), directory_crash=None)
     results = []
     for name, degree in STATIC_REDUCTIONS.items():
         progress(name)
@@ -366,6 +368,10 @@ class _Run:
             *(cluster.clock.after(kill.at.seconds(self._limit), self._kill, kill) for kill in scenario.kills),
             *(cluster.clock.after(get.at, self._ask, get) for get in gets),
         ]
+        if scenario.directory_crash is not None:
+            moment = scenario.directory_crash.seconds(self._limit)
+            handles.append(cluster.clock.after(moment, cluster.crash_directory))
+            handles.append(cluster.clock.after(moment + _SUCCESSION, cluster.restart_directory))
         cluster.observers.append(self)
         # No run that gets anywhere is slower than the slowest host serving one after the other.
         slowest = min([scenario.shape.bandwidth, *scenario.shape.rates.values()])

@@ -124,6 +124,14 @@ class _ReplacesInOneStripe(Reduction):
         return super()._slots_with(part)[:1]
 
 
+class _BeginsTooFar(Reduction):
+    """Lets who takes a slot over begin beyond what those who pull from it have."""
+
+    def _lowest_needed(self, slot: Slot) -> int:
+        lowest = super()._lowest_needed(slot)
+        return min(lowest + lowest // 2, self._size)
+
+
 class _SealsEarly(Reduction):
     """Decides a result while a source of it may still become another version."""
 
@@ -160,4 +168,5 @@ MUTANTS: dict[str, Callable[[], type[VirtualCluster]]] = {
     "keeps-versions": lambda: _with_reduction(_KeepsVersions),
     "replaces-in-one-stripe": lambda: _with_reduction(_ReplacesInOneStripe),
     "seals-early": lambda: _with_reduction(_SealsEarly),
+    "begins-too-far": lambda: _with_reduction(_BeginsTooFar),
 }

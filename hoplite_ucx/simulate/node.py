@@ -63,9 +63,6 @@ if TYPE_CHECKING:
     from hoplite_ucx.simulate.cluster import VirtualCluster
 
 
-_NOTHING_NEW = FromDirectory(Alive())
-
-
 class Segment:
     """Memory in use by one holding: contents that outlive it, a watermark that does not. A window is a segment that
     shares the contents of another."""
@@ -152,7 +149,7 @@ class VirtualNode:
             self._held.append(event)
             return
         self._apply(self.machine.handle(event, self.clock.now))
-        if event != _NOTHING_NEW:
+        if not (isinstance(event, FromDirectory) and isinstance(event.message, Alive)):  # there is nothing new
             self.cluster.after_event(self.machine)
 
     def _apply(self, effects: list[NodeEffect]) -> None:
@@ -325,12 +322,12 @@ class VirtualNode:
 
     def _combine(self, effect: Combine) -> None:
         parts = [None if part is None else self.segments[part] for part in effect.parts]
-        combining = Combining(self, effect.segment, self.segments[effect.segment], parts)
+        combining = Combining(self, effect.segment, self.segments[effect.segment], parts, effect.start)
         self.combining[effect.segment] = combining
         self.clock.after(self.cluster.handover, combining.pump)
 
     def _duplicate(self, effect: Duplicate) -> None:
-        combining = Combining(self, effect.segment, self.segments[effect.segment], [self.segments[effect.of]])
+        combining = Combining(self, effect.segment, self.segments[effect.segment], [self.segments[effect.of]], 0)
         self.combining[effect.segment] = combining
         self.clock.after(self.cluster.handover, combining.pump)
 

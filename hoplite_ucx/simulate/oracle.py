@@ -6,6 +6,8 @@ once faults have stopped: every wait that could be satisfied has ended, the dire
 and after everything was deleted nothing is left: no stream, no timer, no pin, no byte.
 """
 
+from collections.abc import Callable
+
 from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
@@ -27,8 +29,10 @@ from hoplite_ucx.protocol.messages import (
     EvictAnswer,
     Eviction,
     Failed,
+    Origin,
     PutAccepted,
     Ready,
+    Reduce,
     Sealed,
     StreamFailed,
     StreamFault,
@@ -58,7 +62,7 @@ class Oracle:
         self._fair_weather = fair_weather
         self._puts: dict[Version, Call] = {}
         self._made_of: dict[Version, int] = {}  # decided versions, and the token of their bytes
-        self._contributors: dict[bytes, tuple[bytes, ...]] = {}
+        self._contributors: dict[bytes, set[bytes]] = {}  # their order may be another after a restart
         self._given_up: set[bytes] = set()
         self._judged: list[Failure | None] = []
         self._deleted: set[bytes] = set()
@@ -88,8 +92,12 @@ class Oracle:
                 self._judge_loss(ref)
             case Ready(refs):
                 self._note_given_up(refs)
-            case Sealed(version) | CombineInline(version=version):
-                self._note_decision(version)
+            case Sealed(version, Origin(spec, contributors)):
+                self._note_decision(version, spec, contributors)
+            case CombineInline(version=version):
+                reduction = self._cluster.directory.machine.records[version.ref].reduction
+                if reduction is not None:  # else it was deleted at the very moment
+                    self._note_decision(version, reduction.spec, tuple(reduction.chosen.values()))
 
     def _note_given_up(self, refs: tuple[bytes, ...]) -> None:
         """Of a reduction that failed a wait says ready: a get would answer at once."""
@@ -99,19 +107,15 @@ class Oracle:
             if reduction is not None and reduction.failure is not None:
                 self._given_up.add(ref)
 
-    def _note_decision(self, version: Version) -> None:
+    def _note_decision(self, version: Version, spec: Reduce, chosen: tuple[Version, ...]) -> None:
         """A reduction is decided: its bytes must be what its chosen sources are, each once."""
         if version in self._made_of:
             return
-        record = self._cluster.directory.machine.records[version.ref]
-        chosen = record.reduction.chosen if record.reduction is not None else record.contributors
-        spec = record.spec
-        if chosen is None or spec is None:
-            return  # deleted at the very moment
-        _require(len(chosen) == spec.count, f"{version} has {len(chosen)} of {spec.count} sources", version.ref)
-        _require(set(chosen) <= set(spec.sources), f"{version} has a source that nobody named", version.ref)
-        self._made_of[version] = self._cluster.provenance.combined(self._token_of(v) for v in chosen.values())
-        self._contributors[version.ref] = tuple(chosen)
+        refs = tuple(source.ref for source in chosen)
+        _require(len(set(refs)) == spec.count, f"{version} has {len(refs)} of {spec.count} sources", version.ref)
+        _require(set(refs) <= set(spec.sources), f"{version} has a source that nobody named", version.ref)
+        self._made_of[version] = self._cluster.provenance.combined(self._token_of(v) for v in chosen)
+        self._contributors[version.ref] = set(refs)
 
     def _token_of(self, version: Version) -> int:
         return self._puts[version].token if version in self._puts else self._made_of[version]
@@ -178,7 +182,7 @@ class Oracle:
             case PutDone() if isinstance(call.event, PutCall):
                 _require(call.filled, f"put {call.event.call} was answered before its last byte", call.event.ref)
             case ContributorsAre(refs=refs) if isinstance(call.event, ContributorsCall):
-                right = refs == self._contributors.get(call.event.ref)
+                right = set(refs) == self._contributors.get(call.event.ref) and len(refs) == len(set(refs))
                 _require(right, f"contributors of {short(call.event.ref)} are not {refs}", call.event.ref)
             case Waited(ready=ready):
                 for ref in ready:
@@ -223,7 +227,7 @@ class Oracle:
             needed = call.event.count if isinstance(call.event, WaitCall) else 1
             trees = [records[ref].broadcast for ref in refs if ref in records]
             present = sum(tree is not None and tree.has_root() for tree in trees)
-            unheard = isinstance(call.event, GetCall | WaitCall) and self._never_reduced(refs)
+            unheard = isinstance(call.event, GetCall | WaitCall | ContributorsCall) and self._never_reduced(refs)
             if present >= needed or not (self._cluster.shape.tight or unheard):
                 raise BrokenPromiseError(f"{call.event} at {call.node.host} never ended", refs[0])
 
@@ -258,12 +262,11 @@ class Oracle:
             where = "the directory does not know" if (node_id, version) in held else "only the directory knows"
             raise BrokenPromiseError(f"{where} the copy of {version} at {label(node_id)}", version.ref)
 
+    def agrees(self) -> bool:
+        return _holds(self.judge_agreement)
+
     def at_rest(self) -> bool:
-        try:
-            self.judge_rest()
-        except BrokenPromiseError:
-            return False
-        return True
+        return _holds(self.judge_rest)
 
     def judge_rest(self) -> None:
         """Everything was deleted and let go of: nothing may be left."""
@@ -314,6 +317,14 @@ def refs_of(call: Call) -> tuple[bytes, ...]:
             return (target, *sources)
         case ContributorsCall(ref=ref):
             return (ref,)
+
+
+def _holds(judge: Callable[[], None]) -> bool:
+    try:
+        judge()
+    except BrokenPromiseError:
+        return False
+    return True
 
 
 def _require(true: bool, what: str, ref: bytes | None = None) -> None:

@@ -71,6 +71,8 @@ class Scenario:
     arrivals: Arrivals = Arrivals()
     kills: tuple[Kill, ...] = ()
     copies: int = 1
+    directory_crash: Span | None = None
+    """When the directory dies, to be succeeded a moment later."""
     put_again: bool = False
     """If the object is lost, its source comes back and puts it again, and everyone asks again."""
     absent: frozenset[int] = frozenset()

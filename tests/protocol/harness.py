@@ -34,6 +34,7 @@ from hoplite_ucx.protocol.messages import (
     Place,
     Put,
     PutAccepted,
+    Sealed,
     ToDirectory,
     ToNode,
     ToPeer,
@@ -63,6 +64,7 @@ def join(node: NodeId, **changes: Any) -> Join:
     usual: dict[str, Any] = {
         "protocol": PROTOCOL,
         "cluster": CLUSTER,
+        "incarnation": 0,
         "node": node,
         "host": f"host{node}",
         "address": f"address{node}",
@@ -72,6 +74,11 @@ def join(node: NodeId, **changes: Any) -> Join:
         "streams_out": 256,
     }
     return Join(**(usual | changes))
+
+
+def sealed_in(messages: list[ToNode]) -> list[Version]:
+    """The versions that a node was told are decided."""
+    return [message.version for message in messages if isinstance(message, Sealed)]
 
 
 class DirectoryDriver:

@@ -498,7 +498,7 @@ def test_a_node_that_restarts_at_its_address_takes_the_place_of_the_old() -> Non
 def test_a_new_session_of_the_same_node_changes_nothing_that_is_still_true() -> None:
     d, places = chain_of_three()
     d.handle(SessionLost(d["C"]))
-    d.join("C", partials=(Partial(V, 5 * MIB, places[1].number),), wants=())
+    d.join("C", partials=(Partial(V, 8 * MIB, b"", 5 * MIB, places[1].number),), wants=())
     assert [type(m) for m in d.heard("C")] == [Welcome]
     assert d.senders(1) == {"B": "A", "C": "B", "D": "C"}
 
@@ -506,7 +506,7 @@ def test_a_new_session_of_the_same_node_changes_nothing_that_is_still_true() -> 
 def test_a_new_session_tells_what_was_lost_with_the_old() -> None:
     d, places = chain_of_three()
     d.handle(SessionLost(d["C"]))
-    d.join("C", partials=(Partial(V, 5 * MIB, 0),))
+    d.join("C", partials=(Partial(V, 8 * MIB, b"", 5 * MIB, 0),))
     assert d.receiver("C", 1).watermark == 5 * MIB
     assert [p.sender for p in d.heard_all(Place, "C")] in ([d["A"]], [d["B"]])
     d.join("C")
@@ -519,7 +519,7 @@ def test_a_lost_halt_is_sent_again() -> None:
     d.handle(Probed(d["B"], accepted=False))
     assert d.heard_all(Halt, "C") == [Halt(V, places[1].number)]
     d.handle(SessionLost(d["C"]))
-    d.join("C", partials=(Partial(V, MIB, places[1].number),))
+    d.join("C", partials=(Partial(V, 8 * MIB, b"", MIB, places[1].number),))
     assert d.heard_all(Halt, "C") == [Halt(V, places[1].number)]
 
 
@@ -718,7 +718,7 @@ def test_heartbeats_are_answered_and_tell_how_far_streams_have_come() -> None:
     d, _ = chain_of_three()
     d.now = 0.1
     d.tell("B", Heartbeat((Progress(V, 8 * MIB), Progress(version(7), 1))))
-    assert d.heard("B") == [Alive()]
+    assert d.heard("B") == [Alive(members=4)]
     assert d.receiver("B", 1).watermark == 8 * MIB
     finish = 0.1 + (LARGE - 8 * MIB) / RATE
     assert d.broadcast(1).pool.locations[d["B"]].finish == pytest.approx(finish)

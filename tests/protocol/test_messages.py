@@ -115,8 +115,8 @@ OUT_OF_BOUNDS = [
     ("a layout over its limit", ["Put", 1, bytes(16), 0, bytes((1 << 20) + 1), None]),
     ("inline bytes over their limit", ["Put", 1, bytes(16), 0, b"", bytes((1 << 20) + 1)]),
     ("a negative counter", ["Completed", [bytes(16), 1, -1]]),
-    ("a rate of nothing", ["Join", 1, "", 1, "", "", 0.0, 1.0, 1, 1]),
-    ("no streams", ["Join", 1, "", 1, "", "", 1.0, 1.0, 0, 1]),
+    ("a rate of nothing", ["Join", 1, "", 0, 1, "", "", 0.0, 1.0, 1, 1]),
+    ("no streams", ["Join", 1, "", 0, 1, "", "", 1.0, 1.0, 0, 1]),
     ("a host name over its limit", ["Join", 1, "", 1, "x" * 4097, "", 1.0, 1.0, 1, 1]),
     ("an unknown fault", ["StreamFailed", [bytes(16), 1, 1], 1, 0, 1, "bored", True]),
     ("another direction's message", ["Alive"]),
@@ -135,8 +135,8 @@ def test_what_is_out_of_bounds_is_refused(content: object) -> None:
 
 
 RATES = [
-    (decode_to_directory, lambda rate: ["Join", 1, "", 1, "", "", rate, 1e9, 1, 1]),
-    (decode_to_directory, lambda rate: ["Join", 1, "", 1, "", "", 1e9, rate, 1, 1]),
+    (decode_to_directory, lambda rate: ["Join", 1, "", 0, 1, "", "", rate, 1e9, 1, 1]),
+    (decode_to_directory, lambda rate: ["Join", 1, "", 0, 1, "", "", 1e9, rate, 1, 1]),
     (decode_to_node, lambda rate: ["Place", [bytes(16), 1, 1], 1, 1, b"", 1, "", 1, rate]),
     (decode_to_peer, lambda rate: ["StreamRequest", [1, 1], [bytes(16), 1, 1], 0, 1, rate]),
 ]

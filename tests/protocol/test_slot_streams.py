@@ -13,7 +13,7 @@ def fed_slot() -> tuple[NodeDriver, Receive, Receive]:
     """A slot of two parts, both from elsewhere."""
     n = NodeDriver()
     slot, parts = version(1), (version(2), version(3))
-    n.directory(Bind(slot, 1, 8 * MIB, b"", Operation.SUM, parts))
+    n.directory(Bind(slot, 1, 8 * MIB, b"", Operation.SUM, parts, slot.ref))
     streams = []
     for number, (part, sender) in enumerate(zip(parts, (FIRST, SECOND), strict=True), 2):
         place = Place(part, number, 8 * MIB, b"", sender, "there:1", MIB, RATE, into=slot.ref)

@@ -307,7 +307,7 @@ def test_a_stripe_that_is_made_here_is_copied() -> None:
     n.directory(Place(source, 1, 2 * HALF, b"", node_id(9), "nine", 1 << 16, 1e6))
     stream = next(iter(n.state.fetching.streams))
     n.handle(ReceiveClosed(stream, 2 * HALF, None))
-    bound = n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (source,), offset=0))
+    bound = n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (source,), ref(TARGET), offset=0))
     made = n.only(bound, Allocate).segment
     copy = n.only(n.directory(message), Duplicate)
     assert copy.of == made
@@ -320,7 +320,7 @@ def test_a_stripe_that_is_made_here_is_copied() -> None:
 
 def test_a_slot_of_a_stripe_needs_its_source_here() -> None:
     n = NodeDriver()
-    effects = n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (version(1),), offset=0))
+    effects = n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (version(1),), ref(TARGET), offset=0))
     assert n.sent(effects, Declined) == [Declined(version(7), 2)]
 
 

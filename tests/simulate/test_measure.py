@@ -197,18 +197,6 @@ def test_static_reductions_behave_as_their_theory_says() -> None:
     assert seconds["2-ary"] == pytest.approx(2 * transfer, rel=0.06)
 
 
-@pytest.mark.parametrize("victim", [1, 4, 7])
-def test_a_killed_slot_whose_source_lives_elsewhere_is_taken_over(victim: int) -> None:
-    """Nothing restarts. The one that takes over begins at its first byte, so that a death costs what was done before
-    it once more."""
-    result = reduce(scenario(8, copies=2, kills=(Kill(victim, MIDDLE),)))
-    assert not result.failures
-    assert sorted(result.contributors) == list(range(8))
-    assert result.restarted == ()
-    assert result.loss is not None
-    assert result.seconds <= (1.0 + 0.5 + 0.1) * result.loss.calm_seconds
-
-
 def test_a_lost_source_is_replaced_by_a_spare_and_only_what_is_above_it_begins_anew() -> None:
     result = reduce(scenario(9, 16 * MIB, count=8, kills=(Kill(4, MIDDLE),)))
     assert set(result.contributors) == set(range(9)) - {4}

@@ -2,8 +2,8 @@
 
 A receiver is in one of four states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
 placed behind a sender. HALTING: it was told to stop and will report its watermark. ASSEMBLING: it puts the object
-together from stripes (see `stripes`). A fresh receiver is one that waits at watermark 0, so that first placements and
-repairs are the same thing.
+together from stripes (see `stripes`). ADOPTED: it was placed by an earlier directory, behind a sender that has not been
+heard yet. A fresh receiver is one that waits at watermark 0, so that first placements and repairs are the same thing.
 
 Rules kept here:
 - A receiver that others depend on is placed only behind a location whose ancestry ends at a root (a complete copy
@@ -21,7 +21,18 @@ from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.ids import NO_SLOT, NodeId, ReceiverKey, Version, label, receiver_key
-from hoplite_ucx.protocol.messages import Assemble, Drop, Eviction, Halt, Inline, Place, StreamFault, Stripe
+from hoplite_ucx.protocol.messages import (
+    Assemble,
+    Drop,
+    Eviction,
+    Halt,
+    Inline,
+    Origin,
+    Partial,
+    Place,
+    StreamFault,
+    Stripe,
+)
 from hoplite_ucx.protocol.placement import Plan, SenderPool
 
 _FIRST_COOLDOWN = 0.05
@@ -34,6 +45,7 @@ class State(enum.Enum):
     STREAMING = "streaming"
     HALTING = "halting"
     ASSEMBLING = "assembling"
+    ADOPTED = "adopted"
 
 
 @dataclass(slots=True)
@@ -54,6 +66,8 @@ class Receiver:
     watermark: int = 0
     number: int = 0
     sender: NodeId | None = None
+    adopted_from: tuple[NodeId, float] | None = None
+    """Of an adopted one: its sender, and the rate that its stream was planned with."""
     shunned: dict[NodeId, Shunned] = field(default_factory=dict)
 
 
@@ -82,10 +96,15 @@ class Broadcast:
         for: else it could hold what others wait for while it waits for a stream."""
         self.stripes: tuple[Stripe, ...] = ()
         """What the object can be put together from, while that can be had."""
+        self.origin: Origin | None = None
+        """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
         self.producer: NodeId | None = None
+        self.start = 0
+        """The producer has nothing below this. Only a slot's that was taken over, see `reduction.py`."""
         self.receivers: dict[ReceiverKey, Receiver] = {}
         self._waiting: dict[ReceiverKey, Receiver] = {}
+        self._adopted: dict[ReceiverKey, Receiver] = {}
         self._expected: set[ReceiverKey] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
         self._no_senders = False  # nobody can send to anyone, until something changes
@@ -130,11 +149,24 @@ class Broadcast:
         """No root, and nobody left who could turn out to be one."""
         return not self.has_root() and len(self._waiting) == len(self.receivers)
 
+    def lowest(self) -> int:
+        """The watermark that every receiver has reached. It is certain: watermarks only rise."""
+        return min((receiver.watermark for receiver in self.receivers.values()), default=0)
+
+    def lacks_beginning(self) -> bool:
+        """Whether someone needs bytes that the producer does not make, and nobody else has."""
+        return (
+            self.producer is not None
+            and not self.copies
+            and any(receiver.watermark < self.start for receiver in self._waiting.values())
+        )
+
     # --- locations come and go ---------------------------------------------------------------------------------
 
-    def produce(self, member: Member) -> None:
-        """The node has begun to put the version: a root, though not complete."""
+    def produce(self, member: Member, start: int = 0) -> None:
+        """The node has begun to put the version, or to combine it from `start` on: a root, though not complete."""
         self.producer = member.node
+        self.start = start
         self.reconsider()
         self.pool.add(member.node, member.nic, self._world.now + self.size / _PRODUCING_RATE, 0)
 
@@ -227,18 +259,71 @@ class Broadcast:
         if node in self._waiting:
             self.remove(node)
 
-    def adopt(self, member: Member, watermark: int, number: int, into: bytes = NO_SLOT) -> None:
-        """A node that came back says what it is receiving; if that is what we know, the stream runs on."""
-        receiver = self.receivers.get(receiver_key(member.node, into))
+    def readmit(self, member: Member, partial: Partial, *, survivor: bool) -> None:
+        """A node that came back says what it is receiving; if that is what we know, the stream runs on. What a survivor
+        of an earlier directory is receiving runs on too."""
+        key = receiver_key(member.node, partial.into)
+        receiver = self.receivers.get(key)
         if receiver is None:
-            if not into:
+            if not partial.into:
                 self.remove(member.node)  # it says itself that it is not complete
-            self.want(member, watermark, into)
-        elif receiver.state is not State.WAITING and receiver.number == number:
-            if receiver.state is State.HALTING:
-                self._world.send(member.node, Halt(self.version, number, into))  # the first may have been lost
+            self.want(member, partial.watermark, partial.into)
+            if survivor and partial.number and not partial.piece:
+                self._adopt(self.receivers[key], partial)
+        elif receiver.state is not State.WAITING and receiver.number == partial.number:
+            if receiver.state is State.HALTING:  # the first may have been lost
+                self._world.send(member.node, Halt(self.version, partial.number, partial.into))
         else:
-            self._to_waiting(receiver, watermark)
+            self._to_waiting(receiver, partial.watermark)
+
+    def _adopt(self, receiver: Receiver, partial: Partial) -> None:
+        receiver.state = State.ADOPTED
+        receiver.number = partial.number
+        receiver.adopted_from = (partial.sender, partial.rate)
+        self._adopted[receiver.key] = self._waiting.pop(receiver.key)
+
+    def link_adopted(self) -> None:
+        """Take streams that ran before us into the accounts, from the roots down; so that no cycle is taken for a tree,
+        one is in order only when its sender's bytes are known to come from a root."""
+        linked = bool(self._adopted)
+        while linked:
+            linked = False
+            for receiver in list(self._adopted.values()):
+                assert receiver.adopted_from is not None
+                sender, rate = receiver.adopted_from
+                if self._is_linkable(receiver, sender) and self._has_room(receiver, sender):
+                    finish = self._world.now + (self.size - receiver.watermark) / rate
+                    self._begin_stream(receiver, Plan(sender, rate, finish))
+                    linked = True
+
+    def _is_linkable(self, receiver: Receiver, sender: NodeId) -> bool:
+        above = self.receivers.get(sender)
+        if sender not in self.pool.locations or (above is not None and above.state is not State.STREAMING):
+            return False
+        return bool(receiver.into) or receiver.member.node != sender
+
+    def _has_room(self, receiver: Receiver, sender: NodeId) -> bool:
+        taker, giver = receiver.member, self._members[sender]
+        return bool(receiver.into) or (taker.receiving < taker.streams_in and giver.sending < giver.streams_out)
+
+    def halt_adopted(self) -> None:
+        """Their senders did not come: they are placed anew. Whoever lacks only a place in the accounts runs on: its
+        sender refuses those who were placed instead, and then there is one."""
+        for receiver in [receiver for receiver in self._adopted.values() if not self._comes_from_root(receiver)]:
+            del self._adopted[receiver.key]
+            self._halt(receiver)
+
+    def _comes_from_root(self, receiver: Receiver) -> bool:
+        """Whether an adopted stream would be in order, if those above it were."""
+        passed: set[ReceiverKey] = set()
+        while receiver.adopted_from is not None and receiver.key not in passed:
+            passed.add(receiver.key)
+            sender, _ = receiver.adopted_from
+            above = self.receivers.get(sender)
+            if above is None or above.state is not State.ADOPTED:
+                return self._is_linkable(receiver, sender)
+            receiver = above
+        return False
 
     def advanced(self, key: ReceiverKey, watermark: int) -> None:
         receiver = self.receivers.get(key)
@@ -250,6 +335,11 @@ class Broadcast:
         if not isinstance(key, tuple):
             self.pool.set_finish(key, finish)
         self.pool.revise(receiver.sender, key, finish)
+
+    def told_to_drop(self, node: NodeId) -> None:
+        """What the node has received is gone when it hears of it; it still wants the object."""
+        if node in self._waiting:
+            self._waiting[node].watermark = 0
 
     def failed(self, key: ReceiverKey, number: int, watermark: int, fault: StreamFault, wanted: bool) -> None:
         receiver = self.receivers.get(key)
@@ -283,6 +373,7 @@ class Broadcast:
 
     def place(self) -> None:
         """Give every waiting receiver a sender, as far as there are senders."""
+        self.link_adopted()  # what runs already comes before what could
         if self._no_senders or not self.has_root() or (self.stripes and not self.copies):
             return
         now = self._world.now
@@ -330,8 +421,8 @@ class Broadcast:
             receiver.watermark = 0
             receiver.number = self._world.next_number()
             self._world.tell(self.version.ref, "{} puts it together", label(member.node))
-            message = Assemble(self.version, receiver.number, self.size, self.layout, self.stripes, self.sealed)
-            self._world.send(member.node, message)
+            form = (self.size, self.layout, self.stripes)
+            self._world.send(member.node, Assemble(self.version, receiver.number, *form, self.sealed, self.origin))
             begun.append(member)
         return begun
 
@@ -345,11 +436,11 @@ class Broadcast:
         def acceptable(sender: NodeId) -> bool:
             member = self._members[sender]
             above = self.receivers.get(sender)
-            if above is not None and above.state is not State.STREAMING:
-                return False
+            if above is not None and (slot or above.state is not State.STREAMING):
+                return False  # what a slot waits for must never wait for a stream to be spared: no relays
             if not slot and (sender == node or (self.counted and member.sending >= member.streams_out)):
                 return False
-            if not member.usable():
+            if not member.usable() or (sender == self.producer and receiver.watermark < self.start):
                 return False
             if sender in shunned and now < shunned[sender].until:
                 return False
@@ -361,12 +452,12 @@ class Broadcast:
         """The tree may come to span the cluster as it is now; a granule for that depth costs shallow trees nothing."""
         return choose_granule(self.size, len(self._members) - 1, self._bandwidth, self._world.settings)
 
-    def _stream(self, receiver: Receiver, plan: Plan) -> None:
+    def _begin_stream(self, receiver: Receiver, plan: Plan) -> None:
         member, sender = receiver.member, self._members[plan.sender]
         receiver.state = State.STREAMING
-        receiver.number = self._world.next_number()
         receiver.sender = plan.sender
-        del self._waiting[receiver.key]
+        self._waiting.pop(receiver.key, None)
+        self._adopted.pop(receiver.key, None)
         if self.counts(receiver.key):
             member.receiving += 1
             sender.sending += 1
@@ -376,6 +467,11 @@ class Broadcast:
         self._world.tell(
             self.version.ref, "{} placed behind {} at {}", label(member.node), label(plan.sender), receiver.watermark
         )
+
+    def _stream(self, receiver: Receiver, plan: Plan) -> None:
+        member, sender = receiver.member, self._members[plan.sender]
+        receiver.number = self._world.next_number()
+        self._begin_stream(receiver, plan)
         self._world.send(
             member.node,
             Place(
@@ -388,6 +484,7 @@ class Broadcast:
                 self.pool.granule,
                 plan.rate,
                 self.sealed,
+                self.origin,
                 receiver.into,
             ),
         )
@@ -418,6 +515,7 @@ class Broadcast:
         receiver.watermark = watermark
         self.reconsider()
         self._expected.discard(receiver.key)
+        self._adopted.pop(receiver.key, None)
         self._waiting[receiver.key] = receiver
 
     def _detach(self, receiver: Receiver) -> None:
@@ -437,6 +535,7 @@ class Broadcast:
     def _forget_receiver(self, key: ReceiverKey) -> Receiver:
         receiver = self.receivers.pop(key)
         self._waiting.pop(key, None)
+        self._adopted.pop(key, None)
         self._expected.discard(key)
         return receiver
 

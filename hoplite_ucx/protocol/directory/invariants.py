@@ -30,16 +30,17 @@ def check_directory(directory: "Directory") -> None:
         _check_record(directory, ref, record)
         broadcast = record.broadcast
         if broadcast is not None:
-            _check_version(record, broadcast)
+            _check_version(directory, record, broadcast)
             _check_stripes(directory, record, broadcast)
             _check_roles(record, broadcast)
             _check_receivers(broadcast, numbers, streams)
-            _check_slot_receivers(directory, broadcast)
+            if not directory.world.recovering:
+                _check_slot_receivers(directory, broadcast)
             _check_no_cycles(broadcast)
             _check_pool(broadcast)
             if broadcast.inline is not None:
                 inline += broadcast.size
-        if record.reduction is not None and record.reduction.record is record:
+        if record.reduction is not None and record.reduction.record is record and not directory.world.recovering:
             _check_reduction(directory, record.reduction, numbers)
     _check_chains(directory)
     _check_members(directory, streams)
@@ -93,7 +94,7 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
         assert not strays, f"{name}: has a version, and yet nodes wait for one: {strays}"
     if record.watchers and broadcast is not None:
         assert not broadcast.complete(), f"{name}: complete, and its watchers were not told"
-    if record.deferred:
+    if record.deferred and not (broadcast is None and directory.world.recovering):
         assert broadcast is not None, f"{name}: a put is deferred without a reason"
         assert not broadcast.complete(), f"{name}: a put is deferred although there is a complete copy"
     starving = broadcast is not None and broadcast.waits()
@@ -131,7 +132,7 @@ def _check_made(directory: "Directory", record: "Record") -> None:
     if record.askers:
         assert reduction is not None, f"{name}: decided, and nobody was told its contributors"
         assert reduction.failure is None, f"{name}: failed, and those who asked for its contributors were not told"
-    if broadcast is not None:
+    if broadcast is not None and not directory.world.recovering:
         unsealed = slot is not None
         assert broadcast.sealed != unsealed, f"{name}: sealed is {broadcast.sealed}, undecided is {unsealed}"
     if reduction is None:
@@ -152,9 +153,10 @@ def _check_made(directory: "Directory", record: "Record") -> None:
 # --- the tree of a version --------------------------------------------------------------------------------------
 
 
-def _check_version(record: "Record", broadcast: Broadcast) -> None:
+def _check_version(directory: "Directory", record: "Record", broadcast: Broadcast) -> None:
     assert broadcast.version.ref == record.ref, f"{broadcast.version}: kept under {short(record.ref)}"
-    assert record.slot is not None or not broadcast.is_lost(), f"{broadcast.version}: lost, and nobody was told"
+    lost = record.slot is None and broadcast.is_lost() and not directory.world.recovering
+    assert not lost, f"{broadcast.version}: lost, and nobody was told"
     if broadcast.inline is not None:
         assert len(broadcast.inline) == broadcast.size, f"{broadcast.version}: inline bytes of another size"
 
@@ -217,6 +219,8 @@ def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams)
     for key, receiver in broadcast.receivers.items():
         state, sender, number = receiver.state, receiver.sender, receiver.number
         assert (key in waiting) == (state is State.WAITING), f"{version}: {_who(key)} is {state}, queue disagrees"
+        adopted = key in broadcast._adopted
+        assert adopted == (state is State.ADOPTED), f"{version}: {_who(key)} is {state}, list of adopted disagrees"
         assert 0 <= receiver.watermark <= broadcast.size, f"{version}: {_who(key)} is at {receiver.watermark}"
         if number:
             assert number not in numbers, f"{version}: placement {number} of {_who(key)} was given twice"
@@ -229,6 +233,10 @@ def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams)
         if not isinstance(key, tuple):
             assert key in locations, f"{version}: {_who(key)} streams but is not in the pool"
         assert sender in locations, f"{version}: {_who(key)}'s sender {label(sender)} is not in the pool"
+        served = sender != broadcast.producer or receiver.watermark >= broadcast.start
+        assert served, (
+            f"{version}: {_who(key)} needs what is below {broadcast.start}, {label(sender)} has nothing there"
+        )
         location = locations[sender]
         assert key in location.children, f"{version}: {label(sender)} does not list its child {_who(key)}"
         streaming += 1
@@ -407,7 +415,11 @@ def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduc
     strange = slot.consumed - set(slot.parts)
     assert not strange, f"{what} has consumed {_refs(strange)}, which are no parts of it"
     assert slot.bound <= (host is not None or slot.gathers), f"{what} is bound to nobody"
+    assert slot.lacks in (0, slot.start), f"{what} begins at {slot.start}, and lacks what is below {slot.lacks}"
+    assert slot is not reduction.root or not slot.lacks, f"{what} is the root, and nobody makes its first bytes"
     if broadcast is not None and broadcast.producer is not None:
+        assert broadcast.start == slot.lacks, f"{what} lacks {slot.lacks} bytes, its version {broadcast.start}"
+        assert not broadcast.lacks_beginning(), f"{what} begins at {slot.start}, and lower bytes are needed"
         assert slot.bound, f"{what} is made by {label(broadcast.producer)}, and not bound"
         assert host is not None, f"{what} is bound to nobody"
         assert broadcast.producer == host.node, f"{what} is made by {label(broadcast.producer)}, not by its host"
@@ -453,16 +465,17 @@ def _check_nothing_undone(
     changed = [
         ref
         for ref in chosen
-        if not (_is_available(directory, reduction, ref) or all(_is_in(directory, homes, ref) for homes in trees))
+        if not (_is_available(directory, reduction, ref) or all(_is_in(reduction, homes, ref) for homes in trees))
     ]
     gone = [ref for ref in changed if not directory.objects.may_come(ref, seen=True)]
-    spare = next((ref for ref in spec.sources if ref not in chosen and directory.objects.is_ready(ref)), None)
+    spare = next((ref for ref in spec.sources if ref not in chosen and _can_be_chosen(directory, ref)), None)
     if spare is not None:
         assert len(chosen) == spec.count, f"{name}: {short(spare)} is ready, and was not chosen"
         assert not gone, f"{name}: {_refs(gone)} are gone, and {short(spare)} could replace them"
     for ref in changed:
         assert not directory.objects.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
-    for slot in _needed(reduction):
+    # With too few sources left it waits for those who may turn out to have the target, and binds nothing.
+    for slot in _needed(reduction) if reduction._could_finish() else ():
         broadcast = directory.records[slot.ref].broadcast
         if slot.host is not None or (broadcast is not None and not broadcast.is_lost()):
             continue  # it is on its way, it has a copy, or those who pull from it have yet to report
@@ -479,6 +492,10 @@ def _check_nothing_undone(
         assert undecided or at_work, f"{name}: complete and decided, and yet not sealed"
 
 
+def _can_be_chosen(directory: "Directory", ref: bytes) -> bool:
+    return directory.objects.is_ready(ref) and not directory.objects.is_deleted(ref)
+
+
 def _is_available(directory: "Directory", reduction: Reduction, part: bytes) -> bool:
     """Whether a slot can be bound as far as this part goes."""
     if part in reduction.slots:
@@ -486,11 +503,12 @@ def _is_available(directory: "Directory", reduction: Reduction, part: bytes) -> 
     return directory.objects.is_ready(part) and directory.objects.version_of(part) == reduction.chosen.get(part)
 
 
-def _is_in(directory: "Directory", homes: dict[bytes, Slot | None], ref: bytes) -> bool:
+def _is_in(reduction: Reduction, homes: dict[bytes, Slot | None], ref: bytes) -> bool:
     """Whether the bytes of a source are in a slot that has them, or in what was made of that slot."""
     part, slot = ref, homes[ref]
     while slot is not None:
-        if (slot.bound and part in slot.consumed) or directory.objects.has_copy(slot.ref):
+        taken = slot.bound and part in slot.consumed and reduction.is_above(slot, slot.lacks)
+        if taken or reduction._objects.has_copy(slot.ref):
             return True
         part, slot = slot.ref, slot.parent
     return False
@@ -501,8 +519,7 @@ def _needed(reduction: Reduction) -> list[Slot]:
     slots = reduction.slots
     found = [reduction.root] if reduction.root is not None else [slots[t] for t, _ in reduction._terms if t in slots]
     for slot in found:
-        taken = slot.consumed if slot.bound else ()
-        found.extend(slots[part] for part in slot.parts if part in slots and part not in taken)
+        found.extend(slots[part] for part in slot.parts if part in slots and not reduction.has_taken(slot, part))
     return found
 
 
@@ -557,6 +574,7 @@ def _check_members(directory: "Directory", streams: _Streams) -> None:
 
 def _check_timers(directory: "Directory") -> None:
     timers = directory.world.timers
+    assert ("recover" in timers) == directory.world.recovering, "the recovery never ends, or has no end"
     assert not len(directory.members) or "sweep" in timers, "nobody looks whether the members are alive"
     for key in timers:
         match key:

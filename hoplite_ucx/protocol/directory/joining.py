@@ -5,24 +5,29 @@ its copies, its half received streams, its slots and its unfinished puts are tak
 to drop the rest. The calls that it repeats are for the handlers of the `Directory`.
 """
 
+from collections.abc import Container
+
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.directory.recovery import Recovery
 from hoplite_ucx.protocol.ids import Version, receiver_key
 from hoplite_ucx.protocol.messages import Drop, Join, Sealed, SlotReport
 
 
 class Joining:
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, recovery: Recovery) -> None:
         self._objects = objects
         self._world = objects.world
+        self._recovery = recovery
 
     def reconcile(self, member: Member, join: Join) -> list[Record]:
         """Make what we know of a node equal to what it announces, and return the records of what was known."""
         node = member.node
-        held = dict.fromkeys([*(copy.version for copy in join.copies), *join.producing])
+        survivor = 0 < join.incarnation < self._world.incarnation
+        held = dict.fromkeys(copy.version for copy in (*join.copies, *join.producing))
         received = {(partial.version, receiver_key(node, partial.into)) for partial in join.partials}
         offered = {(node, put.call) for put in join.puts}
-        slots = {report.version: report for report in join.slots}
+        slots = {report.bind.version: report for report in join.slots}
         known = [self._objects.records[ref] for ref in member.refs]
         for record in known:
             record.forget_calls(node)
@@ -38,7 +43,10 @@ class Joining:
             kept = version in held or version in slots or (version, node) in received or record.put in offered
             if not kept:
                 broadcast.remove(node)
-        self._reconcile_slots(member, slots, known)
+        self._recovery.forget(member)
+        if survivor or (join.incarnation and self._world.recovering):  # it may come twice before anything is decided
+            self._recovery.hear(member, join)
+        self._reconcile_slots(member, slots, known, held)
         for version in (copy.version for copy in join.copies):  # all of them, before one of them decides anything
             record_of = self._objects.records.get(version.ref)
             current = record_of.broadcast if record_of is not None and not record_of.deleted else None
@@ -55,42 +63,56 @@ class Joining:
                 self._world.blame(member.node, partial.version.ref, f"watermark {partial.watermark} is beyond its size")
             elif broadcast is not None:
                 self._objects.involve(self._objects.records[partial.version.ref], member)
-                broadcast.adopt(member, partial.watermark, partial.number, partial.into)
+                broadcast.readmit(member, partial, survivor=survivor)
         for version in [*held, *(partial.version for partial in join.partials)]:
             record_of = self._objects.records.get(version.ref)
-            if record_of is not None and record_of.decided == version:
-                self._world.send(node, Sealed(version))  # the first may have been lost
-        for version in join.producing:
-            self._readmit_producer(member, version)
+            if record_of is not None and record_of.broadcast is not None and record_of.decided == version:
+                self._world.send(node, Sealed(version, record_of.broadcast.origin))  # the first may have been lost
+        for producing in join.producing:
+            self._readmit_producer(member, producing.version)
+        for ref in member.refs:
+            linked = self._objects.records[ref].broadcast
+            if linked is not None:
+                linked.link_adopted()
+                if not self._world.recovering:
+                    linked.halt_adopted()
         return known
 
-    def _reconcile_slots(self, member: Member, reports: dict[Version, SlotReport], known: list[Record]) -> None:
-        """Slots that both sides know of go on; what only we know of is bound anew, what only the node knows of ends."""
+    def _reconcile_slots(
+        self, member: Member, reports: dict[Version, SlotReport], known: list[Record], held: Container[Version]
+    ) -> None:
+        """Slots that both sides know of go on; what only we know of is bound anew, what only the node knows of ends,
+        unless it has come to a complete copy of what is still made."""
         for record in known:
             slot, reduction = record.slot, record.reduction
             if slot is None or reduction is None or slot.host is not member or slot.version is None:
                 continue
             report = reports.pop(slot.version, None)
-            if report is not None and report.number == slot.number:
+            if report is not None and report.bind.number == slot.number:
                 reduction.resumed(slot, {version.ref for version in report.missing})
             else:
                 reduction.host_lost(slot)
         for version in reports:
             record_of = self._objects.records.get(version.ref)
-            if record_of is None or record_of.decided != version:
+            if self._recovery.runs_slot(member, version.ref):
+                continue
+            current = record_of.broadcast if record_of is not None else None
+            useful = current is not None and current.version == version and version in held
+            if record_of is None or not (useful or record_of.decided == version):
                 self._world.send(member.node, Drop(version))
 
     def _runs_slot(self, member: Member, ref: bytes) -> bool:
         record = self._objects.records.get(ref)
-        return record is not None and record.slot is not None and record.slot.bound and record.slot.host is member
+        slot = record.slot if record is not None else None
+        return self._recovery.runs_slot(member, ref) or (slot is not None and slot.bound and slot.host is member)
 
     def _readmit_producer(self, member: Member, version: Version) -> None:
         """A node that was taken for dead in the middle of a put goes on with it, if it is still needed."""
         broadcast = self._objects.current(member, version)
         if broadcast is None or broadcast.producer == member.node:
             return
-        if broadcast.has_root() or member.node in broadcast.receivers:
-            self._world.send(member.node, Drop(version))  # others have it all: offered again, it is a no-op
+        if broadcast.has_root() or member.node in broadcast.receivers or not broadcast.sealed:
+            self._world.send(member.node, Drop(version))  # others have it all, or make it: offered again, it is a no-op
         else:
             self._objects.involve(self._objects.records[version.ref], member)
             broadcast.produce(member)

@@ -16,6 +16,7 @@ from hoplite_ucx.protocol.directory.invariants import check_directory
 from hoplite_ucx.protocol.directory.joining import Joining
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.directory.recovery import Recovery
 from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.directory.refusals import deleted, invalid, refuse_reduce
 from hoplite_ucx.protocol.directory.world import World
@@ -43,6 +44,7 @@ from hoplite_ucx.protocol.messages import (
     Declined,
     Delete,
     Deleted,
+    Drop,
     Evict,
     EvictAnswer,
     Eviction,
@@ -52,6 +54,7 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Join,
     Leave,
+    Over,
     Put,
     PutRefused,
     Ready,
@@ -79,11 +82,12 @@ class Directory:
         self.incarnation = incarnation
         self.cluster = cluster
         self.settings = settings or Settings()
-        self.world = World(self.settings)
+        self.world = World(self.settings, incarnation)
         self.members = Members(self.world)
-        self.objects = Objects(self.world, self.members, incarnation, self.broadcast_type)
+        self.objects = Objects(self.world, self.members, self.broadcast_type)
         self.records = self.objects.records
-        self._joining = Joining(self.objects)
+        self._recovery = Recovery(self.objects)
+        self._joining = Joining(self.objects, self._recovery)
         self._sweep_due = 0.0
         self._handlers: dict[type, Callable[[Member, Any], None]] = {
             Leave: self._on_leave,
@@ -106,6 +110,12 @@ class Directory:
             Consumed: self._on_consumed,
             CombinedInline: self._on_combined_inline,
         }
+
+    def recover(self, now: float) -> None:
+        """Begin as the successor of a directory that died: hear its nodes for a while before deciding anything."""
+        self.world.now = now
+        self.world.recovering = True
+        self.world.timers.set("recover", now + self.settings.lease)
 
     def handle(self, event: DirectoryEvent, now: float) -> list[DirectoryEffect]:
         self.world.now = now
@@ -167,6 +177,9 @@ class Directory:
         elif join.cluster != self.cluster:
             detail, remedy = f"this is cluster {self.cluster!r}, not {join.cluster!r}", "check the address"
             self._reject(node, FailureKind.INVALID, detail, remedy)
+        elif join.incarnation > self.incarnation:
+            detail = f"this directory is incarnation {self.incarnation}, and {join.incarnation} has taken its place"
+            self._reject(node, FailureKind.STALE, detail, "stop this directory, or check the address")
         elif join.node != node:
             self._reject(node, FailureKind.INVALID, f"{label(node)} joins as {label(join.node)}", "join as yourself")
         elif self.members.is_fenced(node):
@@ -179,15 +192,23 @@ class Directory:
             member = self.members.join(join, self.world.now)
             if "sweep" not in self.world.timers:
                 self._set_sweep()
-            self.world.send(node, Welcome(self.incarnation, self.cluster, self.settings))
+            self._recovery.expect(join)
+            population = self._recovery.population(len(self.members))
+            self.world.send(node, Welcome(self.incarnation, self.cluster, self.settings, population))
             known = self._joining.reconcile(member, join)
             self._repeat_calls(member, join)
             for record in [*known, *(self.records[ref] for ref in member.refs)]:
                 self.objects.settle(record)
             self.world.supply_changed()
+            if self.world.recovering and self._recovery.heard_all():
+                self._end_recovery()
 
     def _repeat_calls(self, member: Member, join: Join) -> None:
         """What the node still waits for is asked anew: the answers may have been lost."""
+        for tombstone in join.tombstones:
+            earlier = tombstone.incarnation < self.incarnation and not self.world.recovering
+            if earlier and self._recovery.buries(tombstone):
+                self._delete(self.objects.record(tombstone.ref), member)
         for put in join.puts:
             self.objects.offer(member, put)
         for ref in join.wants:
@@ -197,6 +218,8 @@ class Directory:
             self._on_delete(member, delete)
         for reduce in join.reduces:
             self._on_reduce(member, reduce)
+        for reduce in join.submitted:
+            self._remember_reduction(member, reduce, survivor=join.incarnation < self.incarnation)
         for ask in join.asks:
             self._on_ask(member, ask)
 
@@ -204,7 +227,7 @@ class Directory:
         self._remove_member(member, "left", fence=True)
 
     def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
-        self.world.send(member.node, Alive())
+        self.world.send(member.node, Alive(self._recovery.population(len(self.members))))
         for progress in heartbeat.progress:
             record = self.records.get(progress.version.ref)
             if record is not None and record.broadcast and record.broadcast.version == progress.version:
@@ -215,6 +238,8 @@ class Directory:
             match key:
                 case "sweep":
                     self._sweep()
+                case "recover":
+                    self._end_recovery()
                 case ("place", bytes() as ref):
                     self.objects.place_again(self.records[ref])
                 case ("tombstone", bytes() as ref):
@@ -230,6 +255,31 @@ class Directory:
             self._declare_dead(member, "its lease ran out")
         if len(self.members):
             self._set_sweep()
+
+    def _end_recovery(self) -> None:
+        """Everybody had the time to come: decide, and do what had to wait."""
+        recovery = self._recovery
+        self.world.timers.cancel("recover")
+        recovery.decide(lambda host, reduce: self._remember_reduction(host, reduce, survivor=True))
+        buried = [(ref, member) for ref, (_, member) in recovery.tombstones.items() if recovery.is_buried(ref)]
+        self.world.recovering = False
+        for ref, member in buried:
+            self._delete(self.objects.record(ref), member)
+        for record in list(self.records.values()):
+            if record.broadcast is None:
+                self.objects.offer_deferred(record)
+        for record in list(self.records.values()):
+            if record.reduction is not None and record.reduction.record is record:
+                record.reduction.review()
+        for node, delete in recovery.deletes:
+            if (asker := self.members.get(node)) is not None:
+                self._on_delete(asker, delete)
+        for node, ask in recovery.asks:
+            if (asker := self.members.get(node)) is not None:
+                self._on_ask(asker, ask)
+        for record in list(self.records.values()):
+            self.objects.settle(record)
+        self._recovery.reset()
 
     def _set_sweep(self) -> None:
         self._sweep_due = self.world.now + self.settings.heartbeat
@@ -250,6 +300,7 @@ class Directory:
             if record.slot is not None and record.reduction is not None and record.slot.host is member:
                 record.reduction.host_lost(record.slot)
         self.members.remove(member, fence=fence)
+        self._recovery.forget(member)
         for record in touched:
             if record.reduction is not None:
                 record.reduction.node_lost(node)
@@ -273,8 +324,9 @@ class Directory:
 
     def _on_want(self, member: Member, want: Want) -> None:
         record = self.objects.record(want.ref)
-        if record.deleted:
+        if record.deleted or self._recovery.is_buried(want.ref):
             self.world.send(member.node, Failed(want.ref, deleted(want.ref)))
+            self.objects.settle(record)
             return
         self.objects.involve(record, member)
         self.objects.serve(record, member)
@@ -387,6 +439,9 @@ class Directory:
             detail = f"{len(delete.refs)} refs are over the limit of {self.settings.max_refs}"
             self.world.blame(member.node, None, detail)
             return
+        if self.world.recovering:
+            self._recovery.deletes.append((member.node, delete))
+            return
         for ref in delete.refs:
             self._delete(self.objects.record(ref), member)
         self.world.send(member.node, Deleted(delete.call))
@@ -432,13 +487,31 @@ class Directory:
         if failure is not None:
             return
         record = self.objects.record(reduce.target)
-        if record.spec is not None and (record.reduction is not None or record.broadcast is not None):
-            if record.reduction is not None:
-                record.reduction.retry()
-            return  # asked for before; only after a loss it is done again
+        if record.reduction is not None:  # asked for before
+            record.reduction.requesters[member.node] = None
+            record.reduction.retry()
+        elif record.spec is not None and record.broadcast is not None:
+            self.world.send(member.node, Over(reduce.target))  # only after a loss it is done again
+        else:
+            self._begin_reduction(record, member, reduce)
+
+    def _remember_reduction(self, member: Member, reduce: Reduce, *, survivor: bool) -> None:
+        """A node still knows of a reduction. What this directory does not know of is decided, unless it is of an
+        earlier one."""
+        record = self.objects.record(reduce.target)
+        if record.reduction is not None:
+            record.reduction.requesters[member.node] = None
+        elif survivor and record.decided is None and refuse_reduce(self.records, reduce, self.settings) is None:
+            self._begin_reduction(record, member, reduce)
+        else:
+            self.world.send(member.node, Over(reduce.target))
+            self.objects.settle(record)
+
+    def _begin_reduction(self, record: Record, member: Member, reduce: Reduce) -> None:
         record.spec = reduce
         record.contributors = record.decided = None
         record.reduction = self.reduction_type(self.objects, record, reduce, member.node)
+        self.objects.offer_deferred(record)  # puts that came while nobody knew of it: they are refused
         self.world.tell(reduce.target, "{} of {} sources asked for", reduce.count, len(reduce.sources))
         for ref in reduce.sources:
             self.objects.record(ref).consumers[reduce.target] = record.reduction
@@ -447,7 +520,9 @@ class Directory:
 
     def _on_ask(self, member: Member, ask: Ask) -> None:
         record = self.records.get(ask.ref)
-        if record is not None and record.deleted:
+        if self.world.recovering:
+            self._recovery.asks.append((member.node, ask))
+        elif record is not None and record.deleted:
             self.world.send(member.node, Contributors(ask.call, (), deleted(ask.ref)))
         elif record is None or record.spec is None:
             failure = invalid(ask.ref, "it is not the target of a reduction")
@@ -461,13 +536,18 @@ class Directory:
             self.objects.involve(record, member)
 
     def _on_bound(self, member: Member, bound: Bound) -> None:
-        if self.objects.current(member, bound.version) is None:
+        broadcast = self.objects.current(member, bound.version)
+        if broadcast is None:
             return
         record = self.records[bound.version.ref]
         slot = record.slot
-        if record.reduction is None or slot is None or slot.host is not member or slot.number != bound.number:
-            return
-        if not slot.bound:
+        if record.reduction is None or slot is None or slot.host is not member:
+            self.world.send(member.node, Drop(bound.version))  # given to it by an earlier directory, or not needed now
+            if member.node in broadcast.receivers:  # for the slot's sake it gave up what it had got of it
+                broadcast.forget(member.node)
+                self.objects.serve(record, member)
+                self.objects.settle(record)
+        elif slot.number == bound.number and not slot.bound:
             record.reduction.bound(slot, {version.ref for version in bound.missing})
 
     def _on_consumed(self, member: Member, consumed: Consumed) -> None:
@@ -475,6 +555,7 @@ class Directory:
         slot = slot_record.slot if slot_record is not None else None
         if slot is not None and slot.host is member and consumed.version.ref in slot.parts:
             slot.consumed.add(consumed.version.ref)
+        self._recovery.consumed(member, consumed.version.ref, consumed.into)
         record = self.records.get(consumed.version.ref)
         if record is not None and record.broadcast is not None and record.broadcast.version == consumed.version:
             record.broadcast.forget(receiver_key(member.node, consumed.into))
@@ -483,6 +564,8 @@ class Directory:
     def _on_combined_inline(self, member: Member, combined: CombinedInline) -> None:
         record = self.records.get(combined.version.ref)
         if record is not None and record.reduction is not None:
-            record.reduction.inline_result(member, combined.version, combined.data)
+            record.reduction.inline_result(member, combined)
             self.objects.announce_if_ready(record)
             self.objects.settle(record)
+        if combined.kept:
+            self.objects.current(member, combined.version)  # if it came too late, the node is told to drop it

@@ -15,20 +15,26 @@ from hoplite_ucx.protocol.directory import stripes
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.reduction import Reduction, Slot
-from hoplite_ucx.protocol.directory.refusals import aborted, deleted, lost, refuse_put
+from hoplite_ucx.protocol.directory.refusals import aborted, deleted, invalid, lost, refuse_put
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
 from hoplite_ucx.protocol.messages import (
+    Bind,
     Contributors,
+    Copy,
     Drop,
     Failed,
     Inline,
+    Origin,
+    Over,
+    Partial,
     Put,
     PutAccepted,
     PutRefused,
     Ready,
     Reduce,
+    Sealed,
 )
 
 
@@ -94,14 +100,13 @@ class Record:
 class Objects:
     """Methods without an underscore are for the handlers of messages, for `Reduction`, and for the invariants."""
 
-    def __init__(self, world: World, members: Members, incarnation: int, broadcast_type: type[Broadcast]) -> None:
+    def __init__(self, world: World, members: Members, broadcast_type: type[Broadcast]) -> None:
         self.world = world
         self.members = members
         self.records: dict[bytes, Record] = {}
         self.inline_total = 0
         self.starving: dict[bytes, None] = {}  # refs with receivers that have no sender
         self._unsettled: dict[bytes, None] = {}  # refs to look at before the event is over
-        self._incarnation = incarnation
         self._broadcast_type = broadcast_type
         self._counter = 0
 
@@ -151,11 +156,11 @@ class Objects:
         record = self.record(put.ref)
         self.involve(record, member)
         broadcast = record.broadcast
-        if broadcast is None:
+        if broadcast is None and not self.world.recovering:
             self._begin(record, member, put)
-        elif record.put == (member.node, put.call):
+        elif broadcast is not None and record.put == (member.node, put.call):
             self.world.send(member.node, PutAccepted(put.call, broadcast.version, existing=False))
-        elif broadcast.complete():
+        elif broadcast is not None and broadcast.complete():
             self.world.send(member.node, PutAccepted(put.call, broadcast.version, existing=True))
         elif (member.node, put) not in record.deferred:
             record.deferred.append((member.node, put))
@@ -198,18 +203,80 @@ class Objects:
         record.broadcast = self._broadcast_type(self.world, self.members, version, len(data), layout, 1.0, data)
         self.inline_total += len(data)
 
-    def produce(self, record: Record, host: Member) -> None:
+    def revive(self, member: Member, found: Copy | Partial | Bind, *, sealed: bool, origin: Origin | None) -> None:
+        """A survivor of an earlier directory has bytes of a version: it goes on, unless there is a higher one."""
+        version = found.version
+        known = self.records.get(version.ref)
+        current = known.broadcast if known is not None else None
+        if version.incarnation >= self.world.incarnation or (known is not None and known.deleted):
+            return
+        if known is not None and current is not None and current.version >= version:
+            if current.version == version and sealed and not current.sealed and self.world.recovering:
+                self._note_seal(known, origin)  # others did not know yet
+            return
+        if not self.world.recovering and not (sealed and self._gives_way(known)):
+            return  # it comes too late: what was undecided is made anew
+        record = self.record(version.ref)
+        self.reset(record)
+        record.broadcast = self._broadcast_type(
+            self.world, self.members, version, found.size, found.layout, member.nic.up
+        )
+        record.broadcast.sealed = False
+        self.involve(record, member)
+        self.world.tell(version.ref, "{} is known again from {}", version, label(member.node))
+        if record.reduction is None:
+            record.put = record.spec = record.contributors = record.decided = None
+        if sealed:
+            self._note_seal(record, origin)
+
+    def _gives_way(self, record: Record | None) -> bool:
+        """Whether a decided version that comes late is taken up. A reduction that was begun anew for want of it stops,
+        unless it has got as far as a version of its own."""
+        reduction = record.reduction if record is not None else None
+        if record is None or reduction is None:
+            return True
+        if reduction.record is not record or record.broadcast is not None:
+            return False
+        reduction.cancel()
+        return True
+
+    def _note_seal(self, record: Record, origin: Origin | None) -> None:
+        """A survivor knows that the version was decided before us."""
+        broadcast = record.broadcast
+        assert broadcast is not None
+        broadcast.sealed = True
+        for node in broadcast.nodes():
+            self.world.send(node, Sealed(broadcast.version, origin))
+        if origin is not None:
+            self.decide(record, origin)
+        else:  # it was put: whoever asked for a reduction into it was in error
+            record.spec = record.contributors = record.decided = None
+            self.fail_askers(record, invalid(record.ref, "it is not the target of a reduction"))
+        if record.reduction is not None:
+            reduction, record.reduction = record.reduction, None
+            self.reduction_ended(reduction)
+        self.announce_if_ready(record)
+        self.look_at(record.ref)
+
+    def decide(self, record: Record, origin: Origin) -> None:
+        """The version that there is of a target is what the reduction became."""
+        assert record.broadcast is not None
+        record.broadcast.origin = origin
+        record.spec, record.decided = origin.spec, record.broadcast.version
+        record.contributors = {source.ref: source for source in origin.contributors}
+
+    def produce(self, record: Record, host: Member, start: int) -> None:
         """A slot's output begins to grow at its host, whose own gets will find it there."""
         assert record.broadcast is not None
         if host.node in record.broadcast.receivers:
             record.broadcast.forget(host.node)
             if not record.is_stripe():  # else it was for a target that begins anew there
                 record.waiting[host.node] = host
-        record.broadcast.produce(host)
+        record.broadcast.produce(host, start)
 
     def new_version(self, ref: bytes) -> Version:
         self._counter += 1
-        return Version(ref, self._incarnation, self._counter)
+        return Version(ref, self.world.incarnation, self._counter)
 
     # --- how it is got -----------------------------------------------------------------------------------------
 
@@ -223,6 +290,9 @@ class Objects:
         known = node in broadcast.copies or node in broadcast.receivers or broadcast.producer == node or host is member
         if not known and not joining:
             self.world.send(member.node, Drop(version))  # it was told so before, and this crossed it
+            return
+        if node == broadcast.producer and broadcast.start:
+            self.world.blame(node, version.ref, f"it makes {version} from {broadcast.start} on, and has not all of it")
             return
         if record.deleted and member.node not in broadcast.copies:
             self.world.send(member.node, Drop(version))  # only those who had it keep it for reductions
@@ -291,21 +361,25 @@ class Objects:
                 if not self._waits_outside(record, broadcast, member):
                     del record.waiting[member.node]  # its put came to nothing, and it still wants the object
                     self.serve(record, member)
+        lost_now = broadcast is not None and broadcast.is_lost() and not self.world.recovering
         if record.slot is not None and record.reduction is not None:
-            if broadcast is not None and broadcast.is_lost() and record.slot.host is None:
+            if lost_now and record.slot.host is None:
                 record.reduction.output_lost(record.slot)
+            elif broadcast is not None and broadcast.lacks_beginning():
+                record.reduction.beginning_lacks(record.slot)
             else:
                 record.reduction.completed(record.slot)
         elif record.stripe_of is not None:
             target = self.records[record.stripe_of].broadcast
-            if target is not None and broadcast is not None and broadcast.is_lost():
+            if target is not None and lost_now:
                 stripes.end(self, target)
-        elif broadcast is not None and broadcast.is_lost():
+        elif broadcast is not None and lost_now:
             self.world.tell(record.ref, "{} is lost", broadcast.version)
-            self.end_version(record, aborted(record.ref) if broadcast.aborted else lost(record.ref))
-            deferred, record.deferred = record.deferred, []
-            for node, put in deferred:
-                self.offer(self.members[node], put)
+            if record.deferred and broadcast.version.incarnation < self.world.incarnation:
+                self.reset(record)  # its put, or another one, is here and begins anew: getters wait for that
+            else:
+                self.end_version(record, aborted(record.ref) if broadcast.aborted else lost(record.ref))
+            self.offer_deferred(record)
             self.source_changed(record.ref)
         elif broadcast is not None and record.deferred and broadcast.complete():
             deferred, record.deferred = record.deferred, []
@@ -317,6 +391,12 @@ class Objects:
             del self.records[record.ref]
             for member in record.nodes.values():
                 member.refs.pop(record.ref, None)
+
+    def offer_deferred(self, record: Record) -> None:
+        """What the puts waited for is over: the first of them begins a version."""
+        deferred, record.deferred = record.deferred, []
+        for node, put in deferred:
+            self.offer(self.members[node], put)
 
     def end_version(self, record: Record, failure: Failure, also: Iterable[NodeId] = ()) -> None:
         broadcast, record.broadcast, record.put = record.broadcast, None, None
@@ -372,13 +452,13 @@ class Objects:
 
     # --- what reductions do ------------------------------------------------------------------------------------
 
-    def feed(self, part: bytes, host: Member, slot: bytes) -> bool:
-        """Send the part to a slot's host; True if it is so small that it went with the message."""
+    def feed(self, part: bytes, host: Member, slot: bytes, start: int) -> bool:
+        """Send the part, from `start` on, to a slot's host; True if it is so small that it went with the message."""
         record = self.record(part)
         self.involve(record, host)
         if record.broadcast is None:
             return False
-        record.broadcast.want(host, into=slot)
+        record.broadcast.want(host, start, into=slot)
         self.settle(record)
         return record.broadcast.inline is not None
 
@@ -412,6 +492,9 @@ class Objects:
     def reduction_ended(self, reduction: Reduction) -> None:
         """Decided or cancelled: its sources are free, and those deleted meanwhile go."""
         target = reduction.record
+        for node in reduction.requesters:
+            if self.members.get(node) is not None:
+                self.world.send(node, Over(target.ref))
         if target.contributors is not None:
             for node, call in target.askers:
                 self.world.send(node, Contributors(call, tuple(target.contributors)))
@@ -461,6 +544,11 @@ class Objects:
         record = self.records.get(ref)
         return record is None or record.spec is None or record.decided == version
 
+    def became(self, ref: bytes, version: Version) -> bool:
+        """Whether this is what a target is known to have become."""
+        record = self.records.get(ref)
+        return record is not None and record.decided == version
+
     def version_of(self, ref: bytes) -> Version:
         broadcast = self.records[ref].broadcast
         assert broadcast is not None
@@ -485,12 +573,13 @@ class Objects:
         anyone = next(iter(broadcast.copies), broadcast.producer)
         return next(usable, anyone if anyone is not None else 0)
 
-    def has_part(self, ref: bytes, node: NodeId, *, complete: bool = False) -> bool:
+    def has_part(self, ref: bytes, node: NodeId, *, complete: bool = False, start: int = 0) -> bool:
+        """Whether the node has the part or makes it, from `start` on."""
         record = self.records.get(ref)
         broadcast = record.broadcast if record is not None else None
         if broadcast is None:
             return False
-        return node in broadcast.copies or (broadcast.producer == node and not complete)
+        return node in broadcast.copies or (broadcast.producer == node and not complete and broadcast.start <= start)
 
     def has_copy(self, ref: bytes) -> bool:
         record = self.records.get(ref)

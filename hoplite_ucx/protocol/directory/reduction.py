@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.cost import choose_degree, choose_stripes
@@ -33,12 +34,25 @@ from hoplite_ucx.protocol.directory import stripes
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version, label, short
-from hoplite_ucx.protocol.messages import Bind, CombineInline, Drop, Reduce, Sealed, Stripe
+from hoplite_ucx.protocol.messages import (
+    BIND_ALIGNMENT,
+    Bind,
+    CombinedInline,
+    CombineInline,
+    Drop,
+    Origin,
+    Reduce,
+    Sealed,
+    SlotReport,
+    Stripe,
+)
 
 if TYPE_CHECKING:
     from hoplite_ucx.protocol.directory.objects import Objects, Record
 
 _REFUSED_FOR = 0.2
+# So many slots are told what the reduction is, beside the root: it outlives the directory and its requester.
+_SLOTS_THAT_KNOW = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +66,14 @@ class Slot:
     host: Member | None = None
     number: int = 0
     bound: bool = False
+    start: int = 0
+    """The first byte that the host combines."""
+    lacks: int = 0
+    """The host has nothing below this; it is 0 or `start`."""
     consumed: set[bytes] = field(default_factory=set)
     """Parts that the host does not need any more, or has itself."""
+    unsure: set[bytes] = field(default_factory=set)
+    """Of an adopted slot: parts that were not sealed as far as its host knows."""
     refused: dict[NodeId, float] = field(default_factory=dict)
     homeless_since: float | None = None
     cut: tuple[int, int] | None = None
@@ -67,6 +87,8 @@ class Reduction:
         self._objects = objects
         self._world = objects.world
         self._requester = requester
+        self.requesters = {requester: None}
+        """Nodes that remember that they asked for it."""
         self.record = record
         self.spec = spec
         self.chosen: dict[bytes, Version] = {}
@@ -105,7 +127,7 @@ class Reduction:
 
     def review(self) -> None:
         """Something about a source or a slot has changed: choose, mend, bind, fail or seal, whatever is due."""
-        if self.sealed or self._final:
+        if self.sealed or self._final or self._world.recovering:
             return
         self._note_ready()
         if self.failure is not None:
@@ -129,9 +151,9 @@ class Reduction:
         slot.homeless_since = None
         slot.consumed = {part for part in slot.parts if part not in missing}
         record = self._objects.record(slot.ref)
-        self._objects.produce(record, slot.host)
+        self._objects.produce(record, slot.host, slot.lacks)
         for part in slot.parts:
-            if part in missing and self._objects.feed(part, slot.host, slot.ref):
+            if part in missing and self._objects.feed(part, slot.host, slot.ref, slot.start):
                 slot.consumed.add(part)
         self._objects.settle(record)
         if slot is self.root:
@@ -168,20 +190,95 @@ class Reduction:
             self._unbind(slot)
         self.review()
 
+    def beginning_lacks(self, slot: Slot) -> None:
+        """Its host began where those who pulled from it were; who pulls now needs more, and so it begins lower."""
+        self._world.tell(self.record.ref, "{} is needed from lower on than {}", slot.version, slot.start)
+        self._unbind(slot)
+
     def completed(self, slot: Slot) -> None:
         if slot is self.root or slot.parent is self.root:
             self._seal_if_decided()
         if slot is self.root:
             self._ensure_assembler(slot)
 
-    def inline_result(self, member: Member, version: Version, data: bytes) -> None:
+    def inline_result(self, member: Member, combined: CombinedInline) -> None:
+        version, data = combined.version, combined.data
         if version != self._inline_version or member.node != self._inline_host or len(data) != self._size:
             return
         if not self._objects.has_inline_room(len(data)):
             self._restart()  # others were quicker: combine it where objects live
         else:
             self._objects.begin_inline(self.record, version, self._layout, data)
+            if combined.kept and self.record.broadcast is not None:
+                self.record.broadcast.add_copy(member)
             self._finish()
+
+    def adopt(self, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
+        """Go on with the slots that an earlier directory laid, if they are a whole: trees in which every part is known
+        and each source stands once. What was chosen and not bound to a slot is chosen again."""
+        binds = {ref: report.bind for ref, (report, _) in reports.items()}
+        named = {part.ref for bind in binds.values() for part in bind.parts}
+        self._seen |= named & set(self.spec.sources)  # they were ready once
+        if self.record.ref in binds:
+            binds = _below(self.record.ref, binds)  # slots that belong to no root are of an earlier try
+        slots = {ref: self._adopted_slot(*reports[ref]) for ref in binds}
+        order = _children_first(slots)
+        if order is None or len({(bind.size, bind.layout, bind.op) for bind in binds.values()}) != 1:
+            return False
+        chosen: dict[bytes, Version] = {}
+        for ref, slot in slots.items():
+            if not self._is_sound(slot, binds[ref], slots, chosen):
+                return False
+        root = slots.get(self.record.ref)
+        if len(chosen) > self.spec.count or (root is not None) != (len(chosen) == self.spec.count):
+            return False
+        if root is not None and any(slot.parent is None for slot in slots.values() if slot is not root):
+            return False
+        self.chosen, self.slots, self.root = chosen, slots, root
+        self._seen |= chosen.keys()
+        bind = next(iter(binds.values()))
+        self._take_form(bind.size, bind.layout)
+        for ref in order:
+            slot = slots[ref]
+            slot.height = 1 + max((slots[part].height for part in slot.parts if part in slots), default=0)
+            record = self._objects.record(ref)
+            record.slot, record.reduction = slot, self
+            assert slot.host is not None
+            for part in slot.parts:
+                if part not in slot.consumed and self._objects.feed(part, slot.host, ref, slot.start):
+                    slot.consumed.add(part)
+        self._terms = [(ref, slot.height) for ref, slot in slots.items() if slot.parent is None and slot is not root]
+        return True
+
+    def _adopted_slot(self, report: SlotReport, host: Member) -> Slot:
+        parts = [version.ref for version in report.bind.parts]
+        slot = Slot(report.bind.version.ref, parts, 1, host.node, version=report.bind.version, host=host)
+        slot.number, slot.bound = report.bind.number, True
+        slot.start, slot.lacks = report.bind.start, report.bind.lacks
+        slot.consumed = set(parts) - {version.ref for version in report.missing}
+        slot.unsure = {version.ref for version in report.undecided}
+        return slot
+
+    def _is_sound(self, slot: Slot, bind: Bind, slots: dict[bytes, Slot], chosen: dict[bytes, Version]) -> bool:
+        """Whether the slot's parts are what they were; what they are is noted on the way."""
+        for version in bind.parts:
+            child = slots.get(version.ref)
+            if child is not None and child.parent is None and child.version == version:
+                child.parent = slot
+            elif version.ref in self.spec.sources and version.ref not in chosen and self._goes_on(slot, version):
+                chosen[version.ref] = version
+            else:
+                return False
+        return True
+
+    def _goes_on(self, slot: Slot, version: Version) -> bool:
+        """Whether a source can still be had in this version, or need not be."""
+        ref = version.ref
+        if self._objects.is_ready(ref) and self._objects.version_of(ref) == version:
+            return True
+        if ref in slot.unsure:
+            return self._objects.became(ref, version)
+        return ref in slot.consumed and self._objects.is_decided_as(ref, version)
 
     def node_lost(self, node: NodeId) -> None:
         if node == self._inline_host:
@@ -202,7 +299,8 @@ class Reduction:
 
     def _note_ready(self) -> None:
         for ref in self.spec.sources:
-            if self._objects.is_ready(ref):
+            hidden = self._objects.is_deleted(ref) and ref not in self.chosen  # only others may still use it
+            if self._objects.is_ready(ref) and not hidden:
                 self._seen.add(ref)
                 self._ready.setdefault(ref)
             else:
@@ -243,10 +341,23 @@ class Reduction:
         return False
 
     def _has_all_of(self, slot: Slot, part: bytes) -> bool:
+        """Whether nobody needs the part any more for what the slot makes."""
+        return self.has_taken(slot, part) and self.is_above(slot, slot.lacks)
+
+    def has_taken(self, slot: Slot, part: bytes) -> bool:
         """Whether the slot's host needs the part no more. Of a slot that runs beside it, it needs what is to come."""
         child = self.slots.get(part)
         grows_beside = child is not None and child.host is slot.host and not self._objects.has_copy(part)
         return slot.bound and part in slot.consumed and not grows_beside
+
+    def is_above(self, slot: Slot, end: int) -> bool:
+        """Whether all of the slot's output below `end` is in the slots above it, and will not be asked for again."""
+        parent = slot.parent
+        if end == 0 or parent is None:
+            return end == 0
+        if parent.bound:
+            return self.is_above(parent, parent.lacks)
+        return self._begins_at(parent) >= end and (parent is self.root or self.is_above(parent, end))
 
     def _choose_ready(self) -> None:
         """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""
@@ -255,7 +366,7 @@ class Reduction:
         for ref in self._ready:
             if len(self.chosen) == self.spec.count:
                 break
-            if ref in self.chosen or self._objects.is_deleted(ref):
+            if ref in self.chosen:
                 continue
             if not self._fits(ref):
                 return
@@ -276,9 +387,7 @@ class Reduction:
         """The first ready source fixes size and layout for all."""
         size, layout = self._objects.form_of(ref)
         if not self.chosen:
-            self._size, self._layout = size, layout
-            bandwidth = self._objects.members.bandwidth()
-            self._degree = choose_degree(size, self.spec.count, bandwidth, self._world.settings)
+            self._take_form(size, layout)
             return True
         if (size, layout) == (self._size, self._layout):
             return True
@@ -287,6 +396,11 @@ class Reduction:
         self._final = True
         self._fail(Failure(FailureKind.INVALID, detail, "reduce objects of one shape and dtype", self.record.ref))
         return False
+
+    def _take_form(self, size: int, layout: bytes) -> None:
+        self._size, self._layout = size, layout
+        bandwidth = self._objects.members.bandwidth()
+        self._degree = choose_degree(size, self.spec.count, bandwidth, self._world.settings)
 
     def _add_group(self, refs: list[bytes], node: NodeId, last: bool) -> None:
         """A getter's own sources are kept for the root: elsewhere its network card would have to take in both what its
@@ -313,16 +427,16 @@ class Reduction:
             taken = []
         height = 1 + max((height for _, height in taken), default=0)
         ref = self.record.ref if last else self._slot_ref()
-        slot = self._new_slot(Slot(ref, [*refs, *(term for term, _ in taken)], height, node))
-        for term, _ in taken:
-            if term in self.slots:
-                self.slots[term].parent = slot
+        slot = self._add_slot(Slot(ref, [*refs, *(term for term, _ in taken)], height, node))
         if last:
             self.root = slot
         else:
             self._terms.append((ref, height))
 
-    def _new_slot(self, slot: Slot) -> Slot:
+    def _add_slot(self, slot: Slot) -> Slot:
+        for part in slot.parts:
+            if part in self.slots:
+                self.slots[part].parent = slot
         self.slots[slot.ref] = slot
         self._objects.record(slot.ref).slot = slot
         self._objects.record(slot.ref).reduction = self
@@ -343,12 +457,12 @@ class Reduction:
 
     def _lay_stripes(self, ring: list[tuple[bytes, NodeId]]) -> None:
         """As many chains as there are sources, each along the same ring and each with another end."""
-        root = self._new_slot(Slot(self.record.ref, [], 0, ring[0][1], gathers=True))
+        root = self._add_slot(Slot(self.record.ref, [], 0, ring[0][1], gathers=True))
         for last, cut in enumerate(stripes.cuts(self._size, len(ring))):
             below: Slot | None = None
             for source, node in ring[last + 1 :] + ring[: last + 1]:
                 parts, height = ([source, below.ref], below.height + 1) if below is not None else ([source], 1)
-                slot = self._new_slot(Slot(self._slot_ref(), parts, height, node, cut=cut))
+                slot = self._add_slot(Slot(self._slot_ref(), parts, height, node, cut=cut))
                 if below is not None:
                     below.parent = slot
                 below = slot
@@ -482,8 +596,9 @@ class Reduction:
         if broadcast is not None and broadcast.producer == host.node:
             broadcast.remove(host.node)
             self._objects.look_at(slot.ref)
-        if slot.version is not None and self._objects.members.get(host.node) is host:
+        if broadcast is not None and slot.version is not None and self._objects.members.get(host.node) is host:
             self._world.send(host.node, Drop(slot.version))
+            broadcast.told_to_drop(host.node)
 
     def _stop_feeding(self, slot: Slot, host: Member) -> None:
         for part in slot.parts:
@@ -513,21 +628,49 @@ class Reduction:
         parts_ready = True
         for part in slot.parts:
             child = self.slots.get(part)
-            if slot.bound and part in slot.consumed:
+            if self.has_taken(slot, part):
                 continue
             if child is not None:
                 self._ensure(child)
                 parts_ready = parts_ready and (child.bound or self._objects.has_copy(part))
             elif part not in self._ready or self._objects.version_of(part) != self.chosen.get(part):
                 parts_ready = False
-        complete = slot.version is not None and self._objects.has_copy(slot.ref)
-        if parts_ready and slot.host is None and not complete:
-            if slot.gathers:
+        if parts_ready and slot.gathers:
+            if not (slot.version is not None and self._objects.has_copy(slot.ref)):
                 self._gather(slot)
-            else:
-                self._bind(slot)
+        elif parts_ready and slot.host is None and self._is_needed_anew(slot):
+            self._bind(slot)
+
+    def _is_needed_anew(self, slot: Slot) -> bool:
+        """Nobody has the output, and everyone who pulled it has said how far it came."""
+        broadcast = self._objects.record(slot.ref).broadcast
+        return broadcast is None or broadcast.is_lost()
+
+    def _begins_at(self, slot: Slot) -> int:
+        """Where the slot's host begins, or would if there were one. It is a guess only as long as nobody pulls."""
+        if slot.host is not None:
+            return slot.start
+        if slot is self.root:
+            host = self._choose_host(slot)
+            return self._received(slot, host) if host is not None else 0
+        return self._lowest_needed(slot)
+
+    def _lowest_needed(self, slot: Slot) -> int:
+        """The first byte of the output that anyone lacks. Of the root's someone must have all, and of small ones and
+        stripes all comes at once."""
+        small = slot.cut is not None or self._size <= self._world.settings.inline_limit
+        if slot is self.root or slot.parent is None or small:
+            return 0
+        broadcast = self._objects.record(slot.ref).broadcast
+        if broadcast is not None and broadcast.receivers:
+            return _aligned(broadcast.lowest())
+        return 0 if slot.parent.bound else self._begins_at(slot.parent)
 
     def _bind(self, slot: Slot) -> None:
+        if slot is self.root and self._splits_root(slot):
+            self._split(slot)
+            self._ensure(slot)
+            return
         host = self._choose_host(slot)
         if host is None:
             self._wait_for_room(slot)
@@ -537,12 +680,28 @@ class Reduction:
             slot.version = self._objects.begin_output(slot.ref, size, self._layout, host)
         slot.host = host
         slot.number = self._world.next_number()
+        received = self._received(slot, host)
+        slot.start = received or self._lowest_needed(slot)
+        slot.lacks = 0 if received else slot.start
         self._objects.involve(self._objects.record(slot.ref), host)
         parts = tuple(self._objects.version_of(part) for part in slot.parts)
         self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
-        offset = None if slot.cut is None else slot.cut[0]
+        known = slot is self.root or len(self.slots) <= _SLOTS_THAT_KNOW
         self._world.send(
-            host.node, Bind(slot.version, slot.number, size, self._layout, self.spec.op, parts, offset=offset)
+            host.node,
+            Bind(
+                slot.version,
+                slot.number,
+                size,
+                self._layout,
+                self.spec.op,
+                parts,
+                self.record.ref,
+                self.spec if known else None,
+                slot.start,
+                resume=received > 0,
+                offset=None if slot.cut is None else slot.cut[0],
+            ),
         )
 
     def _wait_for_room(self, slot: Slot) -> None:
@@ -560,27 +719,67 @@ class Reduction:
             self._final = True
             self._fail(Failure(FailureKind.STORE_FULL, detail, remedy, self.record.ref))
 
+    def _splits_root(self, root: Slot) -> bool:
+        """Whether the root is sooner done if a getter goes on with what it has, and another node combines the rest of
+        the parts for it: no getter that has much has parts too."""
+        if len(root.parts) == 1:
+            return False
+        usable = self._usable_for(root)
+        ahead = max((self._received(root, member) for member in usable), default=0)
+        lacking = min((self._lacking(root, member, ahead) for member in usable), default=0)
+        alone = min((self._to_pull(root, member) for member in usable), default=0)
+        return ahead > 0 and max(lacking, 1) * (self._size - ahead) < alone
+
+    def _split(self, root: Slot) -> None:
+        """The root's parts go into a new slot, and that alone into the root: the same bytes, so the same version."""
+        self._world.tell(self.record.ref, "its parts are combined for a getter that has a part of it")
+        below = Slot(self._slot_ref(), root.parts, root.height, root.prefers, parent=root)
+        root.parts, root.height = [below.ref], root.height + 1
+        self._add_slot(below)
+
+    def _received(self, slot: Slot, member: Member) -> int:
+        """How much of the slot's output the node has because it was getting it, and can go on with."""
+        if slot.cut is not None or slot.gathers:
+            return 0
+        broadcast = self._objects.record(slot.ref).broadcast
+        receiver = broadcast.receivers.get(member.node) if broadcast is not None else None
+        return _aligned(receiver.watermark) if receiver is not None else 0
+
     def _choose_host(self, slot: Slot) -> Member | None:
-        """Who has most of its parts; among equals the node that the slot was made for, then the one that waits for its
-        output, since what that one sends to itself does not cross its busy uplink."""
+        """Who has the least to pull; among equals the node that the slot was made for, then the one with most of its
+        sources, since what another slot makes is sent on by its host in any case, then the one that waits for its
+        output: what a node sends to itself does not cross its busy uplink."""
+        sources = [part for part in slot.parts if part not in self.slots]
+        return max(
+            self._usable_for(slot),
+            key=lambda member: (
+                -self._to_pull(slot, member),
+                member.node == slot.prefers,
+                sum(self._objects.has_part(source, member.node) for source in sources),
+                slot.parent is not None and member is slot.parent.host,
+                -member.node,
+            ),
+            default=None,
+        )
+
+    def _usable_for(self, slot: Slot) -> list[Member]:
+        """Who could be its host. A stripe's slot cuts its piece out of the source, which must be there for that."""
         now = self._world.now
-        usable = [
+        return [
             member
             for member in self._objects.members
             if member.usable()
             and slot.refused.get(member.node, 0.0) <= now
             and (slot.cut is None or self._objects.has_part(slot.parts[0], member.node, complete=True))
         ]
-        return max(
-            usable,
-            key=lambda member: (
-                sum(self._objects.has_part(part, member.node) for part in slot.parts),
-                member.node == slot.prefers,
-                slot.parent is not None and member is slot.parent.host,
-                -member.node,
-            ),
-            default=None,
-        )
+
+    def _to_pull(self, slot: Slot, member: Member) -> int:
+        """How many bytes the node would have to pull as the slot's host."""
+        start = self._received(slot, member) or self._lowest_needed(slot)
+        return self._lacking(slot, member, start) * (self._size - start)
+
+    def _lacking(self, slot: Slot, member: Member, start: int) -> int:
+        return sum(not self._objects.has_part(part, member.node, start=start) for part in slot.parts)
 
     # --- small objects -----------------------------------------------------------------------------------------
 
@@ -628,17 +827,21 @@ class Reduction:
         broadcast = self.record.broadcast
         assert broadcast is not None
         broadcast.sealed = True
-        for node in broadcast.copies:
-            self.record.waiting.pop(node, None)
         self._world.tell(self.record.ref, "{} is sealed", broadcast.version)
-        for node in broadcast.nodes():
-            self._world.send(node, Sealed(broadcast.version))
         self._finish()
 
     def _finish(self) -> None:
         """The target is an object like any other now; what made it goes."""
-        self.record.contributors = dict(self.chosen)
-        self.record.decided = self._objects.version_of(self.record.ref)
+        broadcast = self.record.broadcast
+        assert broadcast is not None
+        origin = Origin(self.spec, tuple(self.chosen.values()))
+        self._objects.decide(self.record, origin)
+        for node in broadcast.copies:
+            self.record.waiting.pop(node, None)
+        for node in broadcast.nodes():
+            self._world.send(node, Sealed(broadcast.version, origin))
+        if self.root is not None and self.root.host is not None:
+            self._stop_feeding(self.root, self.root.host)  # of an empty object nothing need have come
         self.record.reduction = self.record.slot = None
         self._world.timers.cancel(("reduce", self.record.ref))
         self._drop_slots(keep=[self.record.ref, *stripes.outlive(self._objects, self.record)])
@@ -682,3 +885,30 @@ class Reduction:
                 self._objects.forget_slot(slot.ref)
         self.slots.clear()
         self.root = None
+
+
+def _aligned(watermark: int) -> int:
+    """Where a slot can begin: not within an element of any dtype."""
+    return watermark - watermark % BIND_ALIGNMENT
+
+
+def _below(root: bytes, binds: dict[bytes, Bind]) -> dict[bytes, Bind]:
+    """The slots that the root is made of, and it."""
+    found = {root: binds[root]}
+    pending = [binds[root]]
+    while pending:
+        for part in pending.pop().parts:
+            child = binds.get(part.ref)
+            if child is not None and child.version == part and part.ref not in found:
+                found[part.ref] = child
+                pending.append(child)
+    return found
+
+
+def _children_first(slots: dict[bytes, Slot]) -> list[bytes] | None:
+    """The slots in an order in which each comes after what it is made of; None if there is no such order."""
+    try:
+        made_from = {ref: [part for part in slot.parts if part in slots] for ref, slot in slots.items()}
+        return list(TopologicalSorter(made_from).static_order())
+    except CycleError:
+        return None

@@ -39,7 +39,7 @@ def refuse_reduce(records: Records, reduce: Reduce, settings: Settings) -> Failu
     if target is not None and target.spec is not None:
         same = (target.spec.sources, target.spec.op, target.spec.count) == (reduce.sources, reduce.op, reduce.count)
         return None if same else invalid(reduce.target, "it is the target of another reduction")
-    if target is not None and target.broadcast is not None:
+    if target is not None and target.broadcast is not None and target.broadcast.sealed:
         return invalid(reduce.target, "it has an object already")
     problem = _problem_with_sources(records, reduce, settings)
     return invalid(reduce.target, problem) if problem else None

@@ -10,15 +10,21 @@ from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.protocol.story import Stories
 from hoplite_ucx.protocol.timers import Timers
 
+# Numbers of placements and slots go on rising over restarts: an incarnation is at least a millisecond.
+_NUMBERS_PER_INCARNATION_BITS = 20
+
 
 class World:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, incarnation: int) -> None:
         self.settings = settings
+        self.incarnation = incarnation
+        self.recovering = False
+        """The nodes of an earlier directory are being heard: until then nothing is lost, replaced or begun anew."""
         self.timers = Timers()
         self.stories = Stories("directory")
         self.now = -math.inf
         self._effects: list[DirectoryEffect] = []
-        self._number = 0
+        self._number = incarnation << _NUMBERS_PER_INCARNATION_BITS
         self._supply_changed = False
 
     def emit(self, effect: DirectoryEffect) -> None:

@@ -30,10 +30,12 @@ from hoplite_ucx.protocol.messages import (
     Ask,
     Completed,
     Contributors,
+    Copy,
     Delete,
     Put,
     PutAccepted,
     Reduce,
+    Tombstone,
     Unwatch,
     Watch,
 )
@@ -41,6 +43,8 @@ from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching, store_full
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase, Request
 from hoplite_ucx.protocol.node.serving import Serving
+
+_TOMBSTONES_KEPT = 100_000
 
 
 @dataclass(slots=True, eq=False)
@@ -60,15 +64,23 @@ class PendingWait:
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
-    """Everything users asked for that the directory may not have heard of."""
+class PendingDelete:
+    call: DeleteCall
+    began: float
 
-    producing: tuple[Version, ...]
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Everything users asked for that the directory may not have heard of, or may have forgotten."""
+
+    producing: tuple[Copy, ...]
     puts: tuple[Put, ...]
     watches: tuple[bytes, ...]
     deletes: tuple[Delete, ...]
     reduces: tuple[Reduce, ...]
     asks: tuple[Ask, ...]
+    submitted: tuple[Reduce, ...]
+    tombstones: tuple[Tombstone, ...]
 
 
 class Calls:
@@ -79,10 +91,13 @@ class Calls:
         self._fetching = fetching
         self.puts: dict[CallId, PendingPut] = {}
         self.waits: dict[CallId, PendingWait] = {}
-        self.deletes: dict[CallId, DeleteCall] = {}
+        self.deletes: dict[CallId, PendingDelete] = {}
         self.reduces: dict[CallId, ReduceCall] = {}
         self.asks: dict[CallId, ContributorsCall] = {}
         self._watchers: dict[bytes, dict[CallId, None]] = {}
+        self.submitted: dict[bytes, Reduce] = {}
+        """Reductions asked for from here that are not known to be decided, by target."""
+        self._tombstones: dict[Tombstone, float] = {}  # deleted from here, and until when that is remembered
 
     # --- put ---------------------------------------------------------------------------------------------------
 
@@ -261,13 +276,27 @@ class Calls:
         elif len(call.refs) > self._context.settings.max_refs:
             self._refuse(call.call, f"{len(call.refs)} refs are more than one call may delete", None)
         else:
-            self.deletes[call.call] = call
+            self.deletes[call.call] = PendingDelete(call, self._context.now)
             self._set_deadline(call.call, call.deadline)
             self._context.tell_directory(Delete(call.call, call.refs))
 
     def deleted(self, call: CallId) -> None:
-        if self.deletes.pop(call, None) is not None:
+        delete = self.deletes.pop(call, None)
+        if delete is not None:
+            self._remember_deleted(delete)
             self._context.answer(DeleteDone(call))
+
+    def _remember_deleted(self, delete: PendingDelete) -> None:
+        """A new directory must not take the objects for alive. Counted from the call, this is forgotten before the
+        directory that did it allows the refs to be put again."""
+        now = self._context.now
+        tombstones = (Tombstone(ref, self._context.incarnation) for ref in delete.call.refs)
+        self._tombstones |= dict.fromkeys(tombstones, delete.began + self._context.settings.tombstone)
+        while self._tombstones:
+            oldest = next(iter(self._tombstones))
+            if self._tombstones[oldest] > now and len(self._tombstones) <= _TOMBSTONES_KEPT:
+                break
+            del self._tombstones[oldest]
 
     # --- reduce ------------------------------------------------------------------------------------------------
 
@@ -283,8 +312,14 @@ class Calls:
             self._context.tell_directory(_submission(call))
 
     def reduced(self, call: CallId, failure: Failure | None) -> None:
-        if self.reduces.pop(call, None) is not None:
+        reduce = self.reduces.pop(call, None)
+        if reduce is not None:
+            if failure is None:
+                self.submitted[reduce.target] = _submission(reduce)
             self._context.answer(ReduceDone(call) if failure is None else CallFailed(call, failure))
+
+    def over(self, target: bytes) -> None:
+        self.submitted.pop(target, None)
 
     def ask(self, call: ContributorsCall) -> None:
         if problem := _bad_ref(call.ref):
@@ -343,7 +378,7 @@ class Calls:
 
     def _forget_simple(self, call: CallId) -> bool:
         """Calls that are a question and an answer, and hold nothing."""
-        pending: tuple[dict[CallId, DeleteCall] | dict[CallId, ReduceCall] | dict[CallId, ContributorsCall], ...]
+        pending: tuple[dict[CallId, PendingDelete] | dict[CallId, ReduceCall] | dict[CallId, ContributorsCall], ...]
         pending = (self.deletes, self.reduces, self.asks)
         return any(calls.pop(call, None) is not None for calls in pending)
 
@@ -359,14 +394,17 @@ class Calls:
 
     def announce(self) -> "Announcement":
         puts = [put for put in self.puts.values() if put.holding is not None and not put.answered]
-        named = [put.holding.version for put in puts if put.holding is not None]
+        held = [put.holding for put in puts if put.holding is not None]
+        now = self._context.now
         return Announcement(
-            tuple(version for version in named if version is not None),
+            tuple(Copy(h.version, h.size, h.layout) for h in held if h.version is not None),
             tuple(_offer(put.call) for put in puts if put.accepted is None),
             tuple(self._watchers),
-            tuple(Delete(call.call, call.refs) for call in self.deletes.values()),
+            tuple(Delete(delete.call.call, delete.call.refs) for delete in self.deletes.values()),
             tuple(_submission(call) for call in self.reduces.values()),
             tuple(Ask(call.call, call.ref) for call in self.asks.values()),
+            tuple(self.submitted.values()),
+            tuple(tombstone for tombstone, until in self._tombstones.items() if until > now),
         )
 
     def beat(self, positions: dict[StreamId | CallId, int]) -> None:

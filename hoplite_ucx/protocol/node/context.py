@@ -17,6 +17,8 @@ class Context:
         self.timers = Timers()
         self.stories = Stories(label(node))
         self.now = -math.inf
+        self.incarnation = 0
+        """Of the last directory that welcomed us."""
         self.joined = False
         """Whether messages reach the directory; what is not sent now is announced by the next `Join`."""
         self._effects: list[NodeEffect] = []

@@ -8,6 +8,8 @@ stripes has a fetch without a stream, and one for each stripe (see `assembling`)
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Got, Receive, ReceiveClosed, Supply
 from hoplite_ucx.protocol.ids import NO_SLOT, CallId, NodeId, StreamId, Version, identity_of, label
@@ -19,6 +21,7 @@ from hoplite_ucx.protocol.messages import (
     Halt,
     Halted,
     Inline,
+    Origin,
     Partial,
     Place,
     Progress,
@@ -172,6 +175,8 @@ class Fetching:
         fetch.version = placement.version
         if placement.sealed:
             self._note_seal(fetch, placement.version)
+        if isinstance(fetch.sink, Input):
+            fetch.sink.sealed = placement.sealed
         fetch.halt = None
         fetch.hungry_for = None
 
@@ -207,6 +212,7 @@ class Fetching:
         if sink.version == inline.version and sink.size == len(inline.data):
             self._context.emit(Supply(sink.segment, sink.part, inline.data))
             sink.watermark = sink.size
+            sink.sealed = True  # only what is decided is kept with the directory
             self._complete(fetch, sink)
 
     def failed(self, ref: bytes, failure: Failure) -> None:
@@ -232,7 +238,7 @@ class Fetching:
         else:
             del self.fetches[version.ref, NO_SLOT]
 
-    def sealed(self, version: Version) -> None:
+    def sealed(self, version: Version, origin: Origin | None) -> None:
         """The version is decided: what is complete of it may be given out, now or when the last byte comes."""
         fetch = self._of_store(version.ref)
         holding = self._memory.get(version)
@@ -241,6 +247,7 @@ class Fetching:
         if holding is None:
             return
         holding.sealed = True
+        holding.origin = origin
         if fetch is not None and holding.phase is Phase.COMPLETE and fetch.sink in (holding, None):
             del self.fetches[version.ref, NO_SLOT]
             self._forget_request(fetch)
@@ -258,6 +265,17 @@ class Fetching:
     def feed(self, sink: Input, into: bytes) -> None:
         """A slot needs a part that this node does not have: its placement will come."""
         self.fetches[sink.version.ref, into] = Fetch(sink.version.ref, into, sink=sink)
+
+    def received_of(self, version: Version) -> Holding | None:
+        """What has come of a version that nobody sends to us at the moment."""
+        fetch = self._of_store(version.ref)
+        sink = fetch.sink if fetch is not None and fetch.placement is None and fetch.incoming is None else None
+        return sink if isinstance(sink, Holding) and sink.version == version else None
+
+    def hand_over(self, version: Version) -> None:
+        """This node is to make the rest of what it was getting: what has come is the slot's now."""
+        self.fetches[version.ref, NO_SLOT].sink = None
+        self.make_instead(version)
 
     def make_instead(self, version: Version) -> None:
         """This node is to make what it was getting: its gets will find it here."""
@@ -355,8 +373,7 @@ class Fetching:
             if self._awaits_seal(fetch) or (fetch.whole is not None and fetch.sink is None):
                 continue  # announced as a copy, or with the target
             if fetch.sink is not None and fetch.sink.version is not None:
-                number = fetch.placement.number if fetch.placement is not None else 0
-                partials.append(Partial(fetch.sink.version, fetch.sink.watermark, number, fetch.into))
+                partials.append(_partial(fetch, fetch.sink, fetch.sink.version))
             elif fetch.getters and fetch.hungry_for is None:
                 # An answer that was on its way is lost, and with it whatever it asked for.
                 self._forget_request(fetch)
@@ -398,6 +415,7 @@ class Fetching:
         fetch.request = None
         holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
         holding.sealed = placement.version == fetch.sealed
+        holding.origin = placement.origin
         fetch.sink = holding
         self._memory.name(holding, placement.version)
         self._serving.arrived(holding)
@@ -613,6 +631,26 @@ class Fetching:
             self._memory.withdraw(fetch.request)
             fetch.request = None
             self.assembling.end(fetch.ref)  # which had no memory yet
+
+
+def _partial(fetch: Fetch, sink: Holding | Input, version: Version) -> Partial:
+    placement = fetch.placement
+    sealed = sink.sealed if isinstance(sink, Holding) else placement is not None and placement.sealed
+    origin = sink.origin if isinstance(sink, Holding) else placement.origin if placement is not None else None
+    partial = Partial(
+        version,
+        sink.size,
+        sink.owner.layout,
+        sink.watermark,
+        number=placement.number if placement is not None else 0,
+        sealed=sealed,
+        origin=origin,
+        into=fetch.into,
+        piece=fetch.whole is not None or isinstance(placement, Assemble),
+    )
+    if not isinstance(placement, Place):
+        return partial
+    return replace(partial, sender=placement.sender, rate=placement.rate)
 
 
 def store_full(ref: bytes, size: int, memory: Memory) -> Failure:

@@ -82,7 +82,8 @@ def _check_holdings(name: str, state: "NodeState") -> None:
     for segment, holding in memory.segments.items():
         phase, receive = holding.phase, holding.receive
         assert holding.segment == segment, f"{_what(name, holding)} is filed as segment {segment}"
-        assert 0 <= holding.watermark <= holding.size, f"{_what(name, holding)} is at {holding.watermark}"
+        assert 0 <= holding.start <= holding.watermark, f"{_what(name, holding)} is at {holding.watermark}"
+        assert holding.watermark <= holding.size, f"{_what(name, holding)} is at {holding.watermark}"
         assert holding.serves == serves.get(segment, 0), f"{_what(name, holding)} miscounts who reads it"
         assert holding.uses == uses.get(segment, 0), f"{_what(name, holding)} miscounts the slots that combine it"
         assert holding.windows == windows.get(segment, 0), f"{_what(name, holding)} miscounts its windows"
@@ -94,6 +95,7 @@ def _check_holdings(name: str, state: "NodeState") -> None:
             _check_sink(name, sink, holding, state.fetching)
         if phase is Phase.COMPLETE:
             assert holding.watermark == holding.size, f"{_what(name, holding)} is complete at {holding.watermark}"
+            assert not holding.start, f"{_what(name, holding)} is complete without its first {holding.start} bytes"
             assert receive is None, f"{_what(name, holding)} is complete and yet receives"
             assert not holding.writing, f"{_what(name, holding)} is complete and yet written"
         if holding.doomed:
@@ -220,7 +222,8 @@ def _check_outgoing(name: str, stream: StreamId, outgoing: Outgoing, serving: Se
         right = holding.version == request.version or outgoing.turn is Turn.CLOSING
         assert right, f"{name}: {stream} asked for {request.version}, gets {holding.version}"
         assert memory.segments.get(holding.segment) is holding, f"{name}: {stream} reads a freed segment"
-        assert outgoing.position <= holding.size, f"{name}: {stream} is at {outgoing.position} of {holding.size}"
+        inside = holding.start <= outgoing.position <= holding.size or outgoing.turn is Turn.CLOSING
+        assert inside, f"{name}: {stream} is at {outgoing.position} of {holding.start} to {holding.size}"
 
 
 def _check_streams(name: str, fetching: Fetching) -> None:

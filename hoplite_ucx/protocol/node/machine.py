@@ -52,6 +52,7 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Inline,
     Join,
+    Over,
     Place,
     PutAccepted,
     PutRefused,
@@ -100,7 +101,7 @@ class NodeState:
         self.fetching = Fetching(self._context, self.memory, self.serving)
         self.reducing = Reducing(self._context, self.memory, self.serving, self.fetching)
         self.calls = Calls(self._context, self.memory, self.serving, self.fetching)
-        self._incarnation = 0
+        self._members = 0  # of the cluster, as the directory said last
         self._failures_to_connect = 0
         self._directory_heard = 0.0
         self._beat_due = 0.0
@@ -189,6 +190,7 @@ class NodeState:
             Join(
                 PROTOCOL,
                 profile.cluster,
+                self._context.incarnation,
                 self.node,
                 profile.host,
                 profile.address,
@@ -196,8 +198,9 @@ class NodeState:
                 profile.down,
                 profile.streams_in,
                 profile.streams_out,
+                self._members,
                 copies=tuple(
-                    Copy(version, holding.size, holding.layout)
+                    Copy(version, holding.size, holding.layout, holding.sealed, holding.origin, holding.piece)
                     for version, holding in self.memory.holdings.items()
                     if holding.phase is Phase.COMPLETE
                 ),
@@ -210,6 +213,8 @@ class NodeState:
                 deletes=pending.deletes,
                 reduces=pending.reduces,
                 asks=pending.asks,
+                submitted=pending.submitted,
+                tombstones=pending.tombstones,
             )
         )
         self.memory.review()
@@ -219,18 +224,19 @@ class NodeState:
         self._context.joined = False
         self.memory.session_lost()
         settings = self._context.settings
-        delay = min(settings.reconnect * 2**self._failures_to_connect, settings.lease)
+        delay = min(settings.reconnect * 2**self._failures_to_connect, settings.lease / 4)
         self._failures_to_connect = min(self._failures_to_connect + 1, 16)
         self._context.timers.set("connect", self._context.now + delay)
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        if welcome.cluster != self._profile.cluster or welcome.incarnation < self._incarnation:
+        if welcome.cluster != self._profile.cluster or welcome.incarnation < self._context.incarnation:
             detail = f"a directory of {welcome.cluster!r}, incarnation {welcome.incarnation}, answered"
             self.refusal = Failure(FailureKind.STALE, detail, "check the address of the directory")
             self._leave_session()
             return
         self.refusal = None
-        self._incarnation = welcome.incarnation
+        self._context.incarnation = welcome.incarnation
+        self._members = welcome.members
         self._context.settings = welcome.settings
         self._failures_to_connect = 0
 
@@ -285,8 +291,8 @@ class NodeState:
     def _on_directory_message(self, message: ToNode) -> None:
         self._directory_heard = self._context.now
         match message:
-            case Alive():
-                pass
+            case Alive(members):
+                self._members = members
             case Place():
                 self.fetching.place(message)
             case Assemble():
@@ -315,8 +321,10 @@ class NodeState:
                 self.reducing.bind(message)
             case CombineInline():
                 self.reducing.combine_inline(message)
-            case Sealed(version):
-                self.reducing.sealed(version)
+            case Sealed(version, origin):
+                self.reducing.sealed(version, origin)
+            case Over(target):
+                self.calls.over(target)
             case Reduced(call, failure):
                 self.calls.reduced(call, failure)
             case Contributors():

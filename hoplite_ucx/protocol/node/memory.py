@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.events import Allocate, Free, Got, Window
 from hoplite_ucx.protocol.ids import CallId, StreamId, Version
-from hoplite_ucx.protocol.messages import Evict, Eviction
+from hoplite_ucx.protocol.messages import Evict, Eviction, Origin
 from hoplite_ucx.protocol.node.context import Context
 
 
@@ -37,6 +37,8 @@ class Holding:
     phase: Phase
     version: Version | None = None
     watermark: int = 0
+    start: int = 0
+    """Nothing is here below this: a slot that was taken over makes only what its receivers still lack."""
     used_at: float = 0.0
     pins: set[CallId] = field(default_factory=set)
     receive: StreamId | None = None
@@ -53,6 +55,10 @@ class Holding:
     """How many share its bytes."""
     sealed: bool = True
     """Whether users may have it."""
+    origin: Origin | None = None
+    """Of a decided target: how it came about, in case a new directory must be told."""
+    piece: bool = False
+    """It is of a stripe."""
     doomed: bool = False
     evicting: bool = False
     kept: Eviction | None = None
@@ -79,6 +85,8 @@ class Input:
     """The part that must be combined first."""
     watermark: int = 0
     receive: StreamId | None = None
+    sealed: bool = False
+    """Whether it was decided, as far as the slot was told."""
 
     def held_back(self) -> bool:
         """It waits for the part before it, not for its sender."""
@@ -237,6 +245,7 @@ class Memory:
         self._next_segment += 1
         window = Holding(ref, size, parent.layout, self._next_segment, phase, parent=parent, used_at=self._context.now)
         window.sealed = False
+        window.piece = True
         parent.windows += 1
         self.segments[window.segment] = window
         self._context.emit(Window(window.segment, parent.segment, offset, size))

@@ -7,9 +7,19 @@ slot, drops it when its parts change, and seals what became of it.
 
 from dataclasses import dataclass, field
 
-from hoplite_ucx.protocol.events import Combine, CombineBytes
+from hoplite_ucx.protocol.events import Combine, CombineBytes, Fill
 from hoplite_ucx.protocol.ids import Version
-from hoplite_ucx.protocol.messages import Bind, Bound, CombinedInline, CombineInline, Completed, Declined, SlotReport
+from hoplite_ucx.protocol.messages import (
+    BIND_ALIGNMENT,
+    Bind,
+    Bound,
+    CombinedInline,
+    CombineInline,
+    Completed,
+    Declined,
+    Origin,
+    SlotReport,
+)
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
@@ -31,13 +41,13 @@ class Reducing:
         self._serving = serving
         self._fetching = fetching
         self.slots: dict[bytes, Slot] = {}  # by the ref of the output
-        self._inline: dict[Version, None] = {}
+        self._inline: dict[Version, CombineInline] = {}
 
     def bind(self, bind: Bind) -> None:
         ref = bind.version.ref
         refs = {ref, *(part.ref for part in bind.parts)}
-        if len(refs) <= len(bind.parts):
-            return  # a part stands twice, or is what it would be made into
+        if len(refs) <= len(bind.parts) or bind.start > bind.size:
+            return  # a part stands twice, or is what it would be made into; or there is nothing to make
         old = self.slots.get(ref)
         if old is not None and bind.number <= old.bind.number:
             return
@@ -48,10 +58,25 @@ class Reducing:
         if old is not None:
             self._end(old)
         slot = self.slots[ref] = Slot(bind)
+        if bind.resume:
+            self._resume(slot)
+            return
         slot.request = Request(
             bind.size, patient=False, granted=lambda: self._granted(slot), denied=lambda: self._denied(slot)
         )
         self._memory.request(slot.request)
+
+    def _resume(self, slot: Slot) -> None:
+        """Make the rest of what was being received, in place."""
+        bind = slot.bind
+        holding = self._fetching.received_of(bind.version)
+        if holding is None or not 0 <= holding.watermark - bind.start < BIND_ALIGNMENT:
+            self._denied(slot)  # let go of meanwhile
+            return
+        self._fetching.hand_over(bind.version)
+        holding.phase = Phase.REDUCING
+        holding.watermark = bind.start
+        self._combine(slot, holding)
 
     def _granted(self, slot: Slot) -> None:
         bind = slot.bind
@@ -62,13 +87,20 @@ class Reducing:
         self._fetching.make_instead(bind.version)
         holding = self._memory.allocate(bind.version.ref, bind.size, bind.layout, Phase.REDUCING)
         holding.sealed = False
+        holding.piece = bind.offset is not None
+        holding.start = holding.watermark = bind.start
+        self._memory.name(holding, bind.version)
+        self._combine(slot, holding)
+
+    def _combine(self, slot: Slot, holding: Holding) -> None:
+        bind = slot.bind
         slot.holding = holding
         parts: list[int | None] = []
         missing: list[Version] = []
         before: Holding | Input | None = None
         for index, version in enumerate(bind.parts):
             here = self._memory.get(version)
-            if here is not None and here.phase in (Phase.COMPLETE, Phase.REDUCING):
+            if here is not None and here.phase in (Phase.COMPLETE, Phase.REDUCING) and here.start <= bind.start:
                 if bind.offset is not None and index == 0:
                     here = self._memory.window(here, bind.offset, bind.size, Phase.COMPLETE, version.ref)
                     here.watermark = here.size
@@ -77,15 +109,19 @@ class Reducing:
                 parts.append(here.segment)
                 before = here
             else:
-                missing.append(version)
+                if bind.size:  # else it is combined before any stream could open
+                    missing.append(version)
                 parts.append(None)
-                before = Input(holding, index, version, bind.size, before)
+                before = Input(holding, index, version, bind.size, before, bind.start)
                 holding.inputs.append(before)
-        self._memory.name(holding, bind.version)
-        self._context.tell(bind.version.ref, "combines {} parts, {} from elsewhere", len(parts), len(missing))
-        self._context.emit(Combine(holding.segment, bind.size, bind.layout, bind.op, tuple(parts)))
+        self._context.tell(
+            bind.version.ref, "combines {} parts, {} from elsewhere, from {} on", len(parts), len(missing), bind.start
+        )
+        form = (bind.size, bind.layout, bind.op)
+        self._context.emit(Combine(holding.segment, *form, tuple(parts), bind.start, bind.offset or 0))
         for sink in holding.inputs:
-            self._fetching.feed(sink, bind.version.ref)
+            if sink.size:
+                self._fetching.feed(sink, bind.version.ref)
         self._context.tell_directory(Bound(bind.version, bind.number, tuple(missing)))
         self._serving.arrived(holding)
 
@@ -101,9 +137,12 @@ class Reducing:
     def combined(self, segment: int) -> None:
         """The last byte of every part is in."""
         for slot in self.slots.values():
-            if slot.holding is not None and slot.holding.segment == segment and not slot.holding.doomed:
-                slot.holding.phase = Phase.COMPLETE
-                slot.holding.watermark = slot.holding.size
+            holding = slot.holding
+            if holding is not None and holding.segment == segment and not holding.doomed:
+                holding.watermark = holding.size
+                if holding.start:
+                    continue  # it has what is asked of it, but it is no copy
+                holding.phase = Phase.COMPLETE
                 self._context.tell(slot.bind.version.ref, "{} is complete", slot.bind.version)
                 self._context.tell_directory(Completed(slot.bind.version))
 
@@ -113,23 +152,42 @@ class Reducing:
         if slot is not None and slot.bind.version == version:
             self._end(slot)
 
-    def sealed(self, version: Version) -> None:
+    def sealed(self, version: Version, origin: Origin | None) -> None:
         """The result is decided: it stays as an object, and its parts are free."""
         slot = self.slots.get(version.ref)
         if slot is not None and slot.bind.version == version:
             if slot.holding is None or slot.holding.phase is not Phase.COMPLETE:
                 return
             del self.slots[version.ref]
+            self._fetching.stop_feeding(version.ref)
             self._free_parts(slot)
-        self._fetching.sealed(version)
+        self._fetching.sealed(version, origin)
 
     def combine_inline(self, message: CombineInline) -> None:
-        self._inline[message.version] = None
+        self._inline[message.version] = message
         self._context.emit(CombineBytes(message.version, message.layout, message.op, message.parts))
 
     def combined_inline(self, version: Version, data: bytes) -> None:
-        if self._inline.pop(version, self) is None:
-            self._context.tell_directory(CombinedInline(version, data))
+        """The result lives in the directory; like the bytes of a small put it is kept here too, if there is room."""
+        message = self._inline.pop(version, None)
+        if message is not None:
+            self._memory.request(
+                Request(
+                    len(data),
+                    patient=False,
+                    granted=lambda: self._keep_inline(message, data),
+                    denied=lambda: self._context.tell_directory(CombinedInline(version, data)),
+                )
+            )
+
+    def _keep_inline(self, message: CombineInline, data: bytes) -> None:
+        version = message.version
+        holding = self._memory.allocate(version.ref, len(data), message.layout, Phase.COMPLETE)
+        holding.sealed = False
+        holding.watermark = len(data)
+        self._memory.name(holding, version)
+        self._context.emit(Fill(holding.segment, data))
+        self._context.tell_directory(CombinedInline(version, data, kept=True))
 
     def new_life(self) -> None:
         """The directory has given our slots to others."""
@@ -138,7 +196,7 @@ class Reducing:
 
     def announce(self) -> tuple[SlotReport, ...]:
         return tuple(
-            SlotReport(slot.bind.version, slot.bind.number, self._fetching.missing_for(ref))
+            SlotReport(slot.bind, self._fetching.missing_for(ref), _undecided(slot.holding, slot.used))
             for ref, slot in self.slots.items()
             if slot.holding is not None
         )
@@ -166,3 +224,9 @@ class Reducing:
                 self._memory.doom(holding)  # a piece of a source, cut for this slot
             else:
                 self._memory.release(holding)
+
+
+def _undecided(output: Holding, used: list[Holding]) -> tuple[Version, ...]:
+    """Parts of a slot that may yet turn out to be something else."""
+    parts: list[Holding | Input] = [*used, *output.inputs]
+    return tuple(part.version for part in parts if part.version is not None and not part.sealed)

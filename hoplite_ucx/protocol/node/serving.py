@@ -141,7 +141,7 @@ class Serving:
         outgoing.holding = holding
         outgoing.turn = Turn.QUEUED
         holding.serves += 1
-        if outgoing.request.offset > holding.size:
+        if not holding.start <= outgoing.request.offset <= holding.size:
             self._refuse(outgoing, StreamFault.ABSENT)
 
     def _start(self, version: Version) -> None:

@@ -1,0 +1,70 @@
+"""A process in a host with which one speaks in lines over its standard streams: never over the measured network.
+
+Whoever waits for a line says until when. A process that ended is told with what it said on standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from select import select
+from typing import Any
+
+from hoplite_ucx.bench.cluster import Host
+
+__all__ = ["LineProcess", "PeerError"]
+
+_LAST_WORDS = 10.0
+
+
+class PeerError(RuntimeError):
+    """A process of a measurement failed, or did not answer in time."""
+
+
+class LineProcess:
+    def __init__(self, host: Host, command: list[str], name: str) -> None:
+        self.name = name
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        # Without a buffer, so that waiting for a line and reading it agree on what has come.
+        self._process = host.popen(command, bufsize=0, **pipes)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{line}\n".encode())
+        except BrokenPipeError:
+            raise self._failure() from None
+
+    def line(self, deadline: float) -> str:
+        """The next line it says, at a moment of the monotonic clock at the latest."""
+        assert self._process.stdout is not None
+        if not select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise PeerError(f"{self.name} is silent: it took too long")
+        line: bytes = self._process.stdout.readline()
+        if not line:
+            raise self._failure()
+        return line.decode().strip()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        """Kill it, close its pipes and wait for it."""
+        self._process.kill()
+        with self._process:
+            pass
+
+    def _failure(self) -> PeerError:
+        """Of a process that has ended, so that all it had to say is there."""
+        assert self._process.stderr is not None
+        why = self._process.stderr.read().decode().strip()
+        if not why:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LAST_WORDS)
+            why = f"it ended with {self._process.returncode}"
+        return PeerError(f"{self.name} failed: {why}")

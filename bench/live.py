@@ -1,0 +1,172 @@
+"""A live cluster on emulated hosts: a directory, an agent on every host, and workers that do what they are told.
+
+    with Cluster(8, rate) as cluster, LiveCluster(cluster.hosts, rate) as live:
+        live.ask(0, "put", ref=live.new_ref(), size=1 << 20, seed=3)
+
+The directory runs on host 0, beside that host's agent, and shares its shaped link. Workers are told their steps over
+pipes; see `worker` for what they can do. Everything here is bounded in time, and ends with the block or the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from hoplite_ucx.bench.cluster import Host
+from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.timing import Round
+from hoplite_ucx.errors import HopliteError
+from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.cluster import agent_task, directory_task
+
+__all__ = ["NOTICE", "LiveCluster", "Steps"]
+
+NOTICE = 0.03
+"""From telling everybody the moment to start until it comes: all of them must be waiting for it."""
+
+Steps = Mapping[int, dict[str, Any]]
+"""What each worker is to do, by its rank: the step's name under "do", and its arguments."""
+
+_MEMORY = 2 << 30
+_UNSHAPED = 1.25e9
+_PATIENCE = 150.0
+
+
+class LiveCluster:
+    """`workers` says on which host each worker is; one on every host, in order, if it is not given."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        rate: float | None,
+        *,
+        memory: int = _MEMORY,
+        workers: Sequence[int] | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._rate = _UNSHAPED if rate is None else rate
+        self._memory = memory
+        self._places = list(range(len(hosts))) if workers is None else workers
+        self._services: list[subprocess.Popen[bytes]] = []
+        self._workers: list[LineProcess] = []
+
+    # --- its life ----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except HopliteError as error:
+            self.close()
+            raise PeerError(f"the live cluster did not start: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        token = secrets.token_hex(16).encode()
+        # All at once, since what takes time is loading; each then waits for its task.
+        directory = self._launch(self._hosts[0], "directory")
+        agents = [self._launch(host, "agent") for host in self._hosts]
+        processes.tell(directory, directory_task(token, self._hosts[0].address))
+        address = processes.await_ready("directory", directory).report["address"]
+        for host, agent in zip(self._hosts, agents, strict=True):
+            processes.tell(agent, agent_task(address, token, self._memory, self._rate, host.address))
+        for agent in agents:
+            processes.await_ready("agent", agent)
+        command = [sys.executable, "-m", "hoplite_ucx.bench.worker", address]
+        for rank, place in enumerate(self._places):
+            self._workers.append(LineProcess(self._hosts[place], command, f"worker {rank} on host {place}"))
+        for rank in range(len(self._workers)):
+            self._answer(rank, time.monotonic() + _PATIENCE)
+
+    def _launch(self, host: Host, role: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "hoplite_ucx.runtime", role, str(os.getpid()), "free"]
+        service = host.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._services.append(service)
+        return service
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        for service in self._services:
+            service.kill()
+        for worker in self._workers:
+            worker.close()
+        for service in self._services:
+            with service:  # closes its pipes and waits for it
+                pass
+        self._workers, self._services = [], []
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> range:
+        return range(len(self._workers))
+
+    @staticmethod
+    def new_ref() -> str:
+        return secrets.token_hex(16)
+
+    def ask(self, rank: int, do: str, **arguments: Any) -> Any:
+        """One step of one worker; returns what came of it."""
+        return self.together({rank: {"do": do, **arguments}})[rank]
+
+    def together(self, steps: Steps, patience: float = _PATIENCE) -> dict[int, Any]:
+        """A step of several workers at the same time; returns when all are done."""
+        deadline = time.monotonic() + patience
+        for rank, step in steps.items():
+            self._workers[rank].tell(json.dumps(step))
+        return {rank: self._answer(rank, deadline) for rank in steps}
+
+    def at_once(self, steps: Steps) -> Round:
+        """Timed steps that begin at one moment, until the last is done."""
+        return self.timed(steps)[0]
+
+    def timed(self, steps: Steps) -> tuple[Round, dict[int, Any]]:
+        """The same, with what every worker told."""
+        at = time.monotonic() + NOTICE
+        before = self.services_processor()
+        told = self.together({rank: {**step, "at": at} for rank, step in steps.items()})
+        used = self.services_processor() - before + sum(each["processor"] for each in told.values())
+        return Round(max(each["done"] for each in told.values()) - at, used), told
+
+    def _answer(self, rank: int, deadline: float) -> Any:
+        worker = self._workers[rank]
+        answer = json.loads(worker.line(deadline))
+        if "error" in answer:
+            raise PeerError(f"{worker.name}: {answer['error']}")
+        return answer["done"]
+
+    # --- what its processes use --------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Every process by its role and place."""
+        directory, *agents = self._services
+        return {
+            "directory": directory.pid,
+            **{f"agent {place}": agent.pid for place, agent in enumerate(agents)},
+            **{f"worker {rank}": worker.pid for rank, worker in enumerate(self._workers)},
+        }
+
+    def services_processor(self) -> float:
+        """The processor time that directory and agents have taken so far."""
+        return sum(processor_seconds(service.pid) for service in self._services)
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has taken so far, by its own clock in the kernel: unlike /proc, in nanoseconds."""
+    return time.clock_gettime(~pid << 3 | 2)

@@ -1,0 +1,185 @@
+"""A user's process in a live measurement: does what the driver tells it, a step a line, and says what came of it.
+
+    driver: {"do": "get", "refs": [...], "at": 12.5}          worker: {"done": [...]} or {"error": "..."}
+
+Moments are on the clock that all processes of a machine share. A timed step prepares, waits for its moment, makes its
+calls and notes when they returned; whatever came is kept and compared later, when everybody is done, in a step of its
+own. Arguments: the directory's address; without one, the process only burns Python, for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import hoplite_ucx as hoplite
+
+Array = npt.NDArray[np.float32]
+
+_BLOCK = 1 << 20
+_PATTERN: Array = np.arange(_BLOCK, dtype=np.float32) % 1021
+_TIMEOUT = 120.0
+
+
+# --- contents ---------------------------------------------------------------------------------------------------
+
+
+def fill(array: Array, seeds: Sequence[int]) -> None:
+    """The sum of the objects of these seeds. Every place has another value, and all sums are exact in any order."""
+    for start, expected in _blocks(len(array), seeds):
+        array[start : start + len(expected)] = expected
+
+
+def matches(array: Array, seeds: Sequence[int]) -> bool:
+    return all(
+        np.array_equal(array[start : start + len(expected)], expected) for start, expected in _blocks(len(array), seeds)
+    )
+
+
+def _blocks(count: int, seeds: Sequence[int]) -> Any:
+    multiple = _PATTERN * np.float32(len(seeds))
+    for number, start in enumerate(range(0, count, _BLOCK)):
+        added = np.float32(sum(seeds) + len(seeds) * (number % 7))
+        yield start, multiple[: count - start] + added
+
+
+# --- steps ------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    def __init__(self) -> None:
+        self._kept: list[Array] = []
+        self._burning: threading.Event | None = None
+
+    def put(self, ref: str, size: int, seed: int, at: float = 0.0) -> dict[str, float]:
+        array = np.empty(size // 4, np.float32)
+        fill(array, [seed])
+        return _timed(at, lambda: hoplite.put(array, ref=_ref(ref), timeout=_TIMEOUT))
+
+    def create(self, ref: str, size: int, seed: int) -> dict[str, float]:
+        def work() -> None:
+            draft = hoplite.create(size // 4, np.float32, ref=_ref(ref), timeout=_TIMEOUT)
+            fill(draft.array, [seed])
+            draft.seal()
+
+        return _timed(0.0, work)
+
+    def get(
+        self, refs: list[str], at: float = 0.0, sources: list[str] | None = None, everywhere: bool = False
+    ) -> dict[str, float]:
+        """Get these; with `sources`, the only one is first asked for as their sum."""
+
+        def work() -> None:
+            if sources is not None:
+                combine = hoplite.allreduce if everywhere else hoplite.reduce
+                combine([_ref(source) for source in sources], "sum", ref=_ref(refs[0]), timeout=_TIMEOUT)
+            self._kept = hoplite.get([_ref(ref) for ref in refs], timeout=_TIMEOUT)
+
+        return _timed(at, work)
+
+    def check(self, seeds: list[list[int]], size: int) -> None:
+        """What was got last: the sums of these seeds, in order."""
+        arrays, self._kept = self._kept, []
+        if len(arrays) != len(seeds):
+            raise ValueError(f"{len(arrays)} objects came, and not {len(seeds)}")
+        for array, summed in zip(arrays, seeds, strict=True):
+            if array.nbytes != size or not matches(array, summed):
+                raise ValueError(f"a wrong value: {size} bytes of the seeds {summed} were expected")
+
+    def drop(self) -> None:
+        self._kept = []
+
+    def delete(self, refs: list[str]) -> None:
+        hoplite.delete([_ref(ref) for ref in refs], timeout=_TIMEOUT)
+
+    def put_each(self, refs: list[str], size: int) -> list[float]:
+        """One after the other; how long each took."""
+        array = np.zeros(size, np.uint8)
+        took = []
+        for ref in map(_ref, refs):
+            began = time.monotonic()
+            hoplite.put(array, ref=ref, timeout=_TIMEOUT)
+            took.append(time.monotonic() - began)
+        return took
+
+    def get_each(self, refs: list[str], size: int, moments: list[float] | None = None) -> list[float]:
+        """One after the other, at once or each at its moment, since which its seconds count then."""
+        took = []
+        for ref, moment in zip(map(_ref, refs), moments or [0.0] * len(refs), strict=True):
+            _sleep_until(moment)
+            began = moment or time.monotonic()
+            value = hoplite.get(ref, timeout=_TIMEOUT)
+            took.append(time.monotonic() - began)
+            if value.nbytes != size or value.any():
+                raise ValueError("a wrong value of a small object")
+        return took
+
+    def burn(self, go: bool) -> None:
+        """Keep this process's interpreter busy, or stop that."""
+        if self._burning is not None:
+            self._burning.set()
+            self._burning = None
+        if go:
+            self._burning = over = threading.Event()
+            threading.Thread(target=_burn, args=(over,), daemon=True).start()
+
+    def traffic(self) -> int:
+        """How many bytes this host's interface has taken in."""
+        with open("/proc/self/net/dev") as table:
+            (line,) = (line for line in table if line.strip().startswith("eth0:"))
+        return int(line.split(":")[1].split()[0])
+
+
+def _burn(over: threading.Event) -> None:
+    number = 0
+    while not over.is_set():
+        for _ in range(10_000):
+            number = (number * 31 + 7) % 1_000_003
+
+
+def _timed(at: float, work: Callable[[], object]) -> dict[str, float]:
+    _sleep_until(at)
+    used, began = time.process_time(), time.monotonic()
+    work()
+    done = time.monotonic()
+    return {"began": began, "done": done, "processor": time.process_time() - used}
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _ref(name: str) -> hoplite.ObjectRef:
+    return hoplite.ObjectRef(bytes.fromhex(name))
+
+
+def main(address: str) -> None:
+    hoplite.init(address)
+    worker = Worker()
+    _say({"done": "ready"})
+    for line in sys.stdin:
+        step = json.loads(line)
+        try:
+            _say({"done": getattr(worker, step.pop("do"))(**step)})
+        except Exception as error:  # whatever it is, the driver is to know
+            _say({"error": f"{type(error).__name__}: {error}"})
+    hoplite.shutdown()
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        main(sys.argv[1])
+    else:
+        _burn(threading.Event())

@@ -1,0 +1,166 @@
+"""`hoplite bench broadcast|reduce|…`: the live runtime on emulated hosts, beside bare sockets on the same hosts.
+
+Every command makes its own hosts, directory, agents and workers, and takes them down again, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from hoplite_ucx.bench import capacity
+from hoplite_ucx.bench.latency import measure_latencies
+from hoplite_ucx.bench.operations import compare
+from hoplite_ucx.bench.timing import Measurement, progress_bar
+from hoplite_ucx.cli.measures import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
+from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
+
+Bare = Annotated[bool, typer.Option("--bare/--no-bare", help="Whether bare sockets run beside it, round by round.")]
+
+_GIB: int = "1GiB"  # type: ignore[assignment]
+_LARGE: int = "5GiB"  # type: ignore[assignment]
+_FAST: float = "10gbit"  # type: ignore[assignment]
+_ARRIVALS = "puts are 0.1 s apart; time counts from the moment of the last put, which it includes"
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (broadcast, reduce, allreduce, gather, arrivals, rtt, onehost, burner, large, small):
+        app.command()(command)
+
+
+# --- operations -------------------------------------------------------------------------------------------------
+
+
+def broadcast(
+    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+) -> None:
+    """All other hosts get an object of host 0."""
+    _operation("broadcast", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+
+
+def reduce(
+    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+) -> None:
+    """Host 0 gets the sum of an object of each host."""
+    _operation("reduce", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+
+
+def allreduce(
+    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+) -> None:
+    """All hosts get the sum of an object of each."""
+    _operation("allreduce", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+
+
+def gather(
+    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+) -> None:
+    """Host 0 gets an object of each other host."""
+    _operation("gather", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+
+
+def arrivals(
+    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+) -> None:
+    """A reduce of objects that are put 0.1 s apart: how long after the last one it takes."""
+    _operation("arrivals", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+
+
+def _operation(operation: str, hosts: int, size: int, rate: float, repeat: int, *, bare: bool, as_json: bool) -> None:
+    rounds = (repeat + 1) * (2 if bare else 1)
+    with refusals(), progress_bar(operation, rounds, quiet=as_json) as advance:
+        measured = compare(operation, hosts=hosts, size=size, rate=rate, repeat=repeat, bare=bare, advance=advance)
+    title = f"{operation} of {format_size(size)} between {hosts} hosts, {format_bandwidth(rate)} each"
+    if operation == "arrivals" and not as_json:
+        title += f"; {_ARRIVALS}"
+    _tell(measured, title, as_json)
+
+
+def _tell(measured: list[Measurement], title: str, as_json: bool) -> None:
+    if as_json:
+        for each in measured:
+            typer.echo(each.json_line())
+    else:
+        show(measured, title)
+
+
+# --- small objects ----------------------------------------------------------------------------------------------
+
+
+def rtt(
+    hosts: Hosts = 8, size: Size = SMALL_SIZE, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False
+) -> None:
+    """Put, get and broadcast of a small object beside a bare echo; and small gets per second."""
+    with refusals(), progress_bar("rtt", (repeat + 1) * 4, quiet=as_json) as advance:
+        latencies = measure_latencies(hosts=hosts, size=size, rate=rate, repeat=repeat, advance=advance)
+    if as_json:
+        for each in latencies.measurements:
+            typer.echo(each.json_line())
+        typer.echo(json.dumps({"what": "gets per second", "clients": hosts, "gets": latencies.gets_per_second}))
+        return
+    title = f"{format_size(size)} between hosts of {format_bandwidth(rate)}"
+    show(
+        latencies.measurements, title, "bare echo", "medians of many calls a round; a broadcast ends with its last get"
+    )
+    typer.echo(f"{hosts} clients at once: {latencies.gets_per_second:,.0f} gets per second")
+
+
+def small(
+    objects: Annotated[int, typer.Option(min=1, help="How many objects.")] = 20_000,
+    size: Size = SMALL_SIZE,
+    as_json: Json = False,
+) -> None:
+    """Very many objects put, got and deleted: memory and descriptors of every process stay flat."""
+    with refusals(), progress_bar("small", max(10, objects // 500), quiet=as_json) as advance:
+        growth, rate = capacity.measure_many(objects=objects, size=size, advance=advance)
+    if as_json:
+        for each in growth:
+            typer.echo(
+                json.dumps({"process": each.process, "resident": each.resident, "descriptors": each.descriptors})
+            )
+        return
+    typer.echo(f"{objects:,} objects of {format_size(size)} put, got and deleted: {rate:,.0f} a second, one by one")
+    typer.echo("after a tenth of them, and at the end:")
+    for each in growth:
+        first, last = (format_size(kept >> 10 << 10) for kept in each.resident)
+        typer.echo(f"  {each.process:10}  {first} → {last}   {each.descriptors[0]} → {each.descriptors[1]} descriptors")
+
+
+# --- what a host must bear --------------------------------------------------------------------------------------
+
+
+def onehost(
+    workers: Annotated[int, typer.Option(min=2, help="How many workers on the host.")] = 8,
+    size: Size = _GIB,
+    rate: Rate = _FAST,
+    repeat: Repeat = 3,
+    as_json: Json = False,
+) -> None:
+    """All workers of one host get a large object: it crosses the network once, and they have it together."""
+    with refusals(), progress_bar("onehost", repeat + 1, quiet=as_json) as advance:
+        found = capacity.measure_one_host(workers=workers, size=size, rate=rate, repeat=repeat, advance=advance)
+    if as_json:
+        typer.echo(found.measured.json_line())
+        typer.echo(json.dumps({"apart_seconds": found.together, "crossings": found.crossings}))
+        return
+    show([found.measured], f"{workers} workers of one host get {format_size(size)}, {format_bandwidth(rate)}")
+    typer.echo(
+        f"the gets returned within {format_duration(found.together, 3)} of each other at most; "
+        f"the network carried {found.crossings:.3f} × the object at most"
+    )
+
+
+def burner(hosts: Hosts = 4, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 6, as_json: Json = False) -> None:
+    """A broadcast while a worker of a receiving host burns Python, beside the same burner outside the cluster."""
+    with refusals(), progress_bar("burner", 2 * (repeat + 1), quiet=as_json) as advance:
+        measured = capacity.measure_burner(hosts=hosts, size=size, rate=rate, repeat=repeat, advance=advance)
+    _tell(measured, f"broadcast of {format_size(size)} between {hosts} hosts with a busy worker", as_json)
+
+
+def large(size: Size = _LARGE, rate: Rate = _FAST, as_json: Json = False) -> None:
+    """A very large object, made in place, travels between two hosts and is reduced there; three of them are in RAM."""
+    with refusals(), progress_bar("large", 4, quiet=as_json) as advance:
+        measured = capacity.measure_large(size=size, rate=rate, advance=advance)
+    _tell(measured, f"{format_size(size)} between two hosts, {format_bandwidth(rate)} each", as_json)

@@ -1,0 +1,75 @@
+"""`hoplite status`: the agents of this host with what their stores hold, and the nodes of a cluster."""
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hoplite_ucx.cli.quantities import format_duration, format_size
+from hoplite_ucx.errors import HopliteError
+from hoplite_ucx.runtime.cluster import ADDRESS, read_token
+from hoplite_ucx.runtime.inspection import directory_status, local_agents
+
+
+def status(
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The directory to ask about its cluster; HOPLITE_ADDRESS by default."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show this host's agents, their largest objects and links, and the nodes of the cluster."""
+    where = address or os.environ.get(ADDRESS)
+    try:
+        cluster = directory_status(where, read_token()) if where is not None else None
+    except HopliteError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    agents = local_agents()
+    if as_json:
+        typer.echo(json.dumps({"cluster": cluster, "agents": agents}))
+        return
+    console = Console()
+    if cluster is not None:
+        _show_cluster(console, cluster)
+    if not agents:
+        console.print("no agent of this user runs on this host; `hoplite start` starts one")
+    for agent in agents:
+        _show_agent(console, agent)
+
+
+def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
+    table = Table(title=f"cluster {cluster['cluster']}: {len(cluster['nodes'])} nodes, {cluster['objects']} refs known")
+    for name in ("node", "address", "state", "receiving", "sending"):
+        table.add_column(name)
+    for node in cluster["nodes"]:
+        state = "suspect" if node["suspect"] else "connected" if node["connected"] else "away"
+        table.add_row(node["node"], node["address"], state, str(node["receiving"]), str(node["sending"]))
+    console.print(table)
+
+
+def _show_agent(console: Console, agent: dict[str, Any]) -> None:
+    memory = agent["memory"]
+    used = f"{_size(memory['used'])} of {_size(memory['limit'])} used"
+    session = "connected to" if agent["connected"] else "looking for"
+    console.print(
+        f"agent {agent['agent']} at {agent['address']}, {session} {agent['directory']}: "
+        f"{agent['objects']} objects, {used}, {agent['workers']} workers"
+    )
+    if agent["largest"]:
+        table = Table("ref", "size", "state", "idle", "held by")
+        for found in agent["largest"]:
+            idle = format_duration(max(0.0, found["idle"]), digits=3)
+            table.add_row(found["ref"][:16], _size(found["size"]), found["phase"], idle, f"{found['pins']} gets")
+        console.print(table)
+
+
+def _size(size: int) -> str:
+    """Sizes for the eye."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return format_size(size)

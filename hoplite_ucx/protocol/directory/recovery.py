@@ -1,0 +1,200 @@
+"""How a new directory learns from the nodes of an earlier one what there is.
+
+The directory's state is soft: nodes announce the versions they hold, what they receive and from whom, their slots, what
+they asked for and what they deleted. For one lease after its start, or until as many have come as there were, the
+directory only listens: copies, streams and slots are taken up as they are announced, and gets are served from them, but
+nothing is declared lost, no source is replaced, no put begins a version and nothing is deleted. Then it decides: slots
+that are a whole go on as they were, what is left of others ends, streams whose senders did not come are placed anew,
+and what had to wait is done. A running stream never notices.
+
+Numbers and versions of an incarnation are above those of every earlier one, so that "the newest wins" still holds. A
+node that comes later keeps what is decided and nowhere else; the rest it is told to drop.
+"""
+
+from collections.abc import Callable
+from graphlib import TopologicalSorter
+
+from hoplite_ucx.protocol.directory.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.directory.refusals import lost
+from hoplite_ucx.protocol.ids import NodeId, Version
+from hoplite_ucx.protocol.messages import Ask, Delete, Drop, Join, Reduce, Sealed, SlotReport, Tombstone
+
+
+class Recovery:
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._world = objects.world
+        self._slots: dict[bytes, dict[bytes, tuple[SlotReport, Member]]] = {}  # by target and by the slot's ref
+        self.tombstones: dict[bytes, tuple[Tombstone, Member]] = {}
+        self.deletes: list[tuple[NodeId, Delete]] = []
+        self.asks: list[tuple[NodeId, Ask]] = []
+        self._expected = (0, 0)  # the last directory that anybody knew, and how many nodes it had
+        self._heard: set[NodeId] = set()
+
+    def reset(self) -> None:
+        self._slots.clear()
+        self.tombstones.clear()
+        self.deletes.clear()
+        self.asks.clear()
+        self._heard.clear()
+        self._expected = (0, 0)
+
+    # --- while nodes are heard ---------------------------------------------------------------------------------
+
+    def hear(self, member: Member, join: Join) -> None:
+        """Take up what a survivor of an earlier directory announces, before it is compared with what is known."""
+        for copy in (*join.copies, *join.producing):
+            if not copy.piece:
+                self._objects.revive(member, copy, sealed=copy.sealed, origin=copy.origin)
+        if self._world.recovering:
+            for partial in join.partials:
+                knows = partial.number or not partial.into  # what it waits for
+                if knows and not partial.piece:
+                    self._objects.revive(member, partial, sealed=partial.sealed, origin=partial.origin)
+            self._heard.add(member.node)
+            for report in join.slots:
+                if report.bind.offset is None:  # stripes are laid anew
+                    self._hear_slot(member, report)
+            for tombstone in join.tombstones:
+                known = self.tombstones.get(tombstone.ref)
+                if known is None or known[0].incarnation < tombstone.incarnation:
+                    self.tombstones[tombstone.ref] = (tombstone, member)
+
+    def expect(self, join: Join) -> None:
+        """Note how many nodes there were before us."""
+        if 0 < join.incarnation < self._world.incarnation:
+            self._expected = max(self._expected, (join.incarnation, join.members))
+
+    def population(self, members: int) -> int:
+        """How many nodes there are, as they are told: those who have not come yet count until it is decided, or else
+        our own successor would not wait for them."""
+        return max(members, self._expected[1]) if self._world.recovering else members
+
+    def heard_all(self) -> bool:
+        """Whether as many have come as there were."""
+        return len(self._heard) >= self._expected[1] > 0
+
+    def _hear_slot(self, member: Member, report: SlotReport) -> None:
+        """Of two nodes that were given the same slot the later one has it."""
+        bind = report.bind
+        self._objects.revive(member, bind, sealed=False, origin=None)
+        record = self._objects.records.get(bind.version.ref)
+        broadcast = record.broadcast if record is not None else None
+        if record is None or broadcast is None or broadcast.version != bind.version or broadcast.sealed:
+            return  # comparing tells the node what to do with it
+        slots = self._slots.setdefault(bind.target, {})
+        rival = slots.get(record.ref)
+        if rival is not None and rival[1] is not member:
+            if rival[0].bind.number > bind.number:
+                return
+            self._end_slot(*rival)
+        slots[record.ref] = (report, member)
+        self._objects.involve(record, member)
+        if member.node not in broadcast.copies and broadcast.producer is None:
+            self._objects.produce(record, member, bind.lacks)
+
+    def _end_slot(self, report: SlotReport, host: Member) -> None:
+        version = report.bind.version
+        self._world.send(host.node, Drop(version))
+        broadcast = self._current(version)
+        if broadcast is not None:
+            broadcast.remove(host.node)
+        for part in report.bind.parts:
+            self._objects.unfeed(part.ref, host.node, version.ref)
+
+    def _current(self, version: Version) -> Broadcast | None:
+        """The tree of the version, unless another one has taken its place."""
+        record = self._objects.records.get(version.ref)
+        broadcast = record.broadcast if record is not None else None
+        return broadcast if broadcast is not None and broadcast.version == version else None
+
+    def runs_slot(self, member: Member, ref: bytes) -> bool:
+        return any(ref in slots and slots[ref][1] is member for slots in self._slots.values())
+
+    def consumed(self, member: Member, part: bytes, slot: bytes) -> None:
+        """A slot needs a part no more."""
+        for slots in self._slots.values():
+            if slot in slots and slots[slot][1] is member:
+                report = slots[slot][0]
+                missing = tuple(version for version in report.missing if version.ref != part)
+                slots[slot] = (SlotReport(report.bind, missing, report.undecided), member)
+
+    def buries(self, tombstone: Tombstone) -> bool:
+        """Whether what there is of the ref is what was deleted, and not something that was put later."""
+        record = self._objects.records.get(tombstone.ref)
+        if record is not None and record.broadcast is not None:
+            return record.broadcast.version.incarnation <= tombstone.incarnation
+        return record is None or record.reduction is None or self._world.recovering
+
+    def is_buried(self, ref: bytes) -> bool:
+        return ref in self.tombstones and self.buries(self.tombstones[ref][0])
+
+    def forget(self, member: Member) -> None:
+        """The node is gone, or announces itself anew."""
+        self._heard.discard(member.node)
+        for slots in self._slots.values():
+            for ref in [ref for ref, (_, host) in slots.items() if host is member]:
+                del slots[ref]
+
+    # --- when all had their chance -----------------------------------------------------------------------------
+
+    def decide(self, begin: Callable[[Member, Reduce], None]) -> None:
+        """Take up the reductions whose slots are a whole; end what belongs to nothing. `begin` makes one that only its
+        slots know of."""
+        for slots in self._slots.values():
+            for report, host in slots.values():
+                if report.bind.spec is not None:
+                    begin(host, report.bind.spec)
+        for record in self._targets_in_order():
+            reduction = record.reduction
+            assert reduction is not None
+            slots_of = self._slots.get(record.ref, {})
+            current = {ref: slot for ref, slot in slots_of.items() if self._current(slot[0].bind.version)}
+            if reduction.adopt(current):
+                self._world.tell(record.ref, "goes on as it was, with {} slots", len(reduction.slots))
+            if reduction.root is None:
+                self._objects.reset(record)  # what there was of the target had another root
+        for slots in self._slots.values():
+            for report, host in slots.values():
+                self._end_if_useless(report, host)
+        for record in list(self._objects.records.values()):
+            self._tidy(record)
+
+    def _end_if_useless(self, report: SlotReport, host: Member) -> None:
+        """A slot that was not taken up ends, but if it made what others knew to be decided, its copy stays."""
+        version = report.bind.version
+        record, broadcast = self._objects.records.get(version.ref), self._current(version)
+        if record is None or broadcast is None:
+            self._end_slot(report, host)
+        elif broadcast.sealed and host.node in broadcast.copies:
+            self._world.send(host.node, Sealed(version, broadcast.origin))
+        elif record.slot is None:
+            self._end_slot(report, host)
+
+    def _targets_in_order(self) -> list[Record]:
+        """Targets that are sources of others come first."""
+        targets = {ref: record for ref, record in self._objects.records.items() if record.reduction is not None}
+        made_from = {
+            ref: [source for source in record.reduction.spec.sources if source in targets]
+            for ref, record in targets.items()
+            if record.reduction is not None
+        }
+        return [targets[ref] for ref in TopologicalSorter(made_from).static_order()]
+
+    def _tidy(self, record: Record) -> None:
+        broadcast = record.broadcast
+        if broadcast is None:
+            return
+        broadcast.link_adopted()
+        broadcast.halt_adopted()
+        for key in [key for key in broadcast.receivers if isinstance(key, tuple)]:
+            into = self._objects.records.get(key[1])
+            slot = into.slot if into is not None else None
+            if slot is None or slot.host is None or slot.host.node != key[0] or record.ref in slot.consumed:
+                broadcast.forget(key)
+        if not broadcast.sealed and record.slot is None:
+            self._world.tell(record.ref, "{} was undecided, and nobody knows what it was to be", broadcast.version)
+            self._objects.end_version(record, lost(record.ref), also=record.waiting)
+            record.waiting.clear()

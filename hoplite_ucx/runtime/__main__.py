@@ -1,0 +1,49 @@
+"""The processes of the runtime: `python -m hoplite_ucx.runtime directory|agent …`, started by `processes`.
+
+Each loads its own part only, before it reads its task, so that loading overlaps with what it waits for.
+"""
+
+import sys
+from typing import Any
+
+from hoplite_ucx.runtime.processes import Serve, Stop, run
+from hoplite_ucx.transports.addresses import check_token
+
+
+def _directory() -> Serve:
+    from hoplite_ucx.runtime.directory import DirectoryServer
+
+    async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
+        token = bytes.fromhex(task["token"])
+        check_token(token, task["host"])
+        server = DirectoryServer(task["cluster"], token)
+        address = await server.start(task["host"], task["port"], successor=task["successor"])
+        return {"address": address, "cluster": task["cluster"]}, server.close
+
+    return serve
+
+
+def _agent() -> Serve:
+    from hoplite_ucx.runtime.agent import Agent, AgentProfile
+
+    async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
+        agent = Agent(
+            AgentProfile(
+                directory=task["directory"],
+                token=bytes.fromhex(task["token"]),
+                host=task["host"],
+                port=task.get("port", 0),
+                memory=task["memory"],
+                rate=task["rate"],
+                patience=task.get("patience"),
+            )
+        )
+        await agent.start()
+        return {"agent": agent.agent_id, "cluster": agent.cluster, "address": agent.address}, agent.close
+
+    return serve
+
+
+if __name__ == "__main__":
+    _, role, parent, tie = sys.argv
+    sys.exit(run({"directory": _directory, "agent": _agent}[role](), int(parent), tied_to_thread=tie == "tied"))

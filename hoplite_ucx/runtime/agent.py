@@ -1,0 +1,425 @@
+"""The agent: one process per host that holds its objects, moves them, and combines them. The shell around `NodeState`.
+
+The loop's thread runs the machine, the sessions and the workers' calls. Bytes move on other threads: the transport's,
+and the combiner's. They tell the loop only when something is over; how far everything has come is looked up when the
+machine's time comes.
+"""
+
+import asyncio
+import logging
+import resource
+import secrets
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hoplite_ucx.protocol import NodeState
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.events import (
+    Allocate,
+    CancelReceive,
+    CancelServe,
+    Combine,
+    CombineBytes,
+    Combined,
+    CombinedBytes,
+    ConnectDirectory,
+    DirectoryConnected,
+    DirectoryLost,
+    DisconnectDirectory,
+    Fill,
+    Free,
+    FromDirectory,
+    FromPeer,
+    NodeEvent,
+    Receive,
+    ReceiveClosed,
+    SendDirectory,
+    SendPeer,
+    Serve,
+    ServeClosed,
+    Supply,
+    Tick,
+)
+from hoplite_ucx.protocol.ids import CallId, StreamId, identity_of, label, node_id
+from hoplite_ucx.protocol.messages import Leave, StreamFault, Welcome, decode_to_node, encode
+from hoplite_ucx.protocol.node.machine import NodeProfile
+from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.addresses import host_towards
+from hoplite_ucx.runtime.kernels import Kernel, combine_bytes
+from hoplite_ucx.runtime.local import LocalStreams
+from hoplite_ucx.runtime.peers import PeerSessions
+from hoplite_ucx.runtime.refusals import tell_refused
+from hoplite_ucx.runtime.slots import Combiner, Slot
+from hoplite_ucx.runtime.store import SMALL, SegmentSink, Store
+from hoplite_ucx.runtime.waking import Waker, now
+from hoplite_ucx.runtime.wire import Greeting
+from hoplite_ucx.runtime.workers import Workers, socket_name
+from hoplite_ucx.transports.addresses import check_token
+from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.handshake import Identity, Kind
+from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Sink, Transport
+from hoplite_ucx.transports.session import Listener, Session, connect
+from hoplite_ucx.transports.tcp import TcpTransport
+
+_log = logging.getLogger("hoplite.agent")
+
+_IDENTITY_BITS = 45
+"""Identities are drawn at random; with its generation a node's number stays below 2**62."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProfile:
+    """What an agent must know to start. The host is where it listens and is reached; the rate is its NIC's."""
+
+    directory: str
+    token: bytes
+    host: str | None = None
+    port: int = 0
+    memory: int
+    rate: float
+    patience: float | None = None
+    """How long to look for a directory that is gone before ending; None is for ever."""
+
+
+class Agent:
+    def __init__(self, profile: AgentProfile) -> None:
+        self._profile = profile
+        self._identity_number = secrets.randbelow((1 << _IDENTITY_BITS) - 1) + 1
+        self.agent_id = f"{self._identity_number:x}"
+        self.cluster = ""
+        self.address = ""
+        self._events: deque[NodeEvent] = deque()
+        self._handling = False
+        self._closed = False
+        self._directory: Session | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._alone_since: float | None = now()
+        self._slots: dict[int, Slot] = {}
+        self._started = now()
+
+    async def start(self) -> None:
+        """Find the directory, listen, and begin to join. Raises a `TransportError` if the directory is not there."""
+        self._loop = asyncio.get_running_loop()
+        _raise_descriptor_limit()
+        profile = self._profile
+        host = await self._look_at_directory()
+        check_token(profile.token, host)
+        self._me = Identity(self._identity_number, profile.token, self.cluster.encode())
+        self._combiner = Combiner()
+        self._local = LocalStreams(self._combiner.executor)
+        self._peers = PeerSessions(self._me, self.dispatch)
+        self._workers = Workers(self.dispatch, self._greeting, self.status, self._is_stored)
+        self._store = self._workers.store = Store(profile.memory, self._workers.forget)
+        self._transport: Transport
+        self._transport = transport = TcpTransport(self._me)
+        self._listener = Listener(self._me, {Kind.PEER: self._peers.accept}, transport.adopt, on_refused=tell_refused)
+        self.address = await self._listener.start(host, profile.port)
+        node_profile = NodeProfile(
+            host=host,
+            address=self.address,
+            up=profile.rate,
+            down=profile.rate,
+            cluster=self.cluster,
+            memory=profile.memory,
+        )
+        self.machine = NodeState(node_id(self._identity_number), node_profile)
+        self._workers.inline_limit = Settings().inline_limit
+        self._perform: dict[type, Callable[[Any], None]] = {
+            ConnectDirectory: self._connect_directory,
+            DisconnectDirectory: self._disconnect_directory,
+            SendDirectory: self._send_directory,
+            SendPeer: self._send_peer,
+            Allocate: lambda effect: self._store.allocate(effect.segment, effect.size),
+            Fill: self._fill,
+            Free: self._free,
+            Receive: self._receive,
+            CancelReceive: self._cancel_receive,
+            Serve: self._serve,
+            CancelServe: self._cancel_serve,
+            Combine: self._combine,
+            CombineBytes: self._combine_bytes,
+            Supply: lambda effect: self._slots[effect.segment].supply(effect.part, effect.data),
+            **self._workers.perform,
+        }
+        self._waker = Waker(self._loop, self._tick)
+        self._workers.listen(socket_name(self.cluster, self.agent_id))
+        self._apply(self.machine.start(now()))
+        self._waker.set(self.machine.wakeup())
+
+    async def close(self) -> None:
+        """Leave the cluster on purpose."""
+        self._closed = True
+        self._waker.cancel()
+        if self._directory is not None:
+            self._directory.send(encode(Leave()))
+            self._directory.close()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._workers.close()
+        self._peers.close()
+        await self._listener.close()
+        await self._loop.run_in_executor(None, self._transport.close)
+        self._combiner.close()
+        self._store.close()
+
+    async def _look_at_directory(self) -> str:
+        """Learn the cluster's id, and by which address of this host the directory is reached."""
+        found: list[Session] = []
+        me = Identity(self._identity_number, self._profile.token)
+        session = await connect(self._profile.directory, me, Kind.CONTROL, found.append)
+        self.cluster = session.peer.cluster.decode()
+        session.close()
+        if self._profile.host is not None:
+            return self._profile.host
+        return await self._loop.run_in_executor(None, host_towards, self._profile.directory)
+
+    # --- the machine -------------------------------------------------------------------------------------------
+
+    def dispatch(self, event: NodeEvent) -> None:
+        """Handle an event and perform what follows; events that come of that wait their turn."""
+        self._events.append(event)
+        if self._handling or self._closed:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                self._apply(self.machine.handle(self._events.popleft(), now()))
+        finally:
+            self._handling = False
+        self._waker.set(self.machine.wakeup())
+
+    def _dispatch_soon(self, event: NodeEvent) -> None:
+        """From any thread."""
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self.dispatch, event)
+
+    def _apply(self, effects: list[Any]) -> None:
+        for effect in effects:
+            try:
+                self._perform[type(effect)](effect)
+            except Exception:  # one that cannot be performed must not take the others with it
+                _log.exception("%s could not be performed", effect)
+
+    def _tick(self) -> None:
+        patience = self._profile.patience
+        if patience is not None and self._alone_since is not None and now() - self._alone_since > patience:
+            self._alone_since = None
+            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
+        positions = self._workers.positions()
+        for there in (
+            self._transport.serve_positions(),
+            self._transport.receive_positions(),
+            self._local.positions(),
+        ):
+            positions |= {StreamId(*key): position for key, position in there.items()}
+        self.dispatch(Tick(positions, {number: slot.segment.watermark() for number, slot in self._slots.items()}))
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+
+    def _connect_directory(self, _: ConnectDirectory) -> None:
+        self._connecting = self._loop.create_task(self._open_directory())
+
+    async def _open_directory(self) -> None:
+        def made(session: Session) -> None:
+            self._directory = session
+            self._alone_since = None
+            session.on_frame = lambda frame: self._from_directory(session, frame)
+            session.on_closed = lambda _: self._directory_closed(session)
+            self.dispatch(DirectoryConnected())
+
+        try:
+            await connect(self._profile.directory, self._me, Kind.CONTROL, made)
+        except TransportError:
+            self.dispatch(DirectoryLost())
+
+    def _from_directory(self, session: Session, frame: bytes) -> None:
+        try:
+            message = decode_to_node(frame)
+        except HopliteError:
+            session.abort()
+            return
+        if self._directory is session:
+            if isinstance(message, Welcome):
+                self._workers.inline_limit = message.settings.inline_limit
+            self.dispatch(FromDirectory(message))
+
+    def _directory_closed(self, session: Session) -> None:
+        if self._directory is session:
+            self._directory = None
+            self._alone_since = now()
+            self.dispatch(DirectoryLost())
+
+    def _disconnect_directory(self, _: DisconnectDirectory) -> None:
+        session, self._directory = self._directory, None
+        if session is not None:
+            session.close()
+
+    def _send_directory(self, effect: SendDirectory) -> None:
+        if self._directory is not None:
+            self._directory.send(encode(effect.message))
+
+    def _is_me(self, node: int) -> bool:
+        return identity_of(node) == self._identity_number
+
+    def _send_peer(self, effect: SendPeer) -> None:
+        if self._is_me(effect.peer):
+            self.dispatch(FromPeer(self.machine.node, effect.message))
+        else:
+            self._peers.send(effect.peer, effect.message)
+
+    # --- segments and streams ----------------------------------------------------------------------------------
+
+    def _fill(self, effect: Fill) -> None:
+        self._store[effect.segment].adopt(effect.data)
+
+    def _free(self, effect: Free) -> None:
+        slot = self._slots.pop(effect.segment, None)
+        if slot is not None:
+            slot.close()
+        self._store.free(effect.segment)
+
+    def _receive(self, effect: Receive) -> None:
+        stream, key = effect.stream, (effect.stream.receiver, effect.stream.number)
+        sink, stands = self._sink(effect)
+        if stands != effect.offset:
+            self._received(stream, stands, Fault.BROKEN)  # the machine begins again where the bytes are
+            return
+        if self._is_me(effect.sender):
+            on_closed = partial(self._received, stream, fault=None)
+            self._local.receive(key, sink, effect.offset, effect.size, on_closed)
+            return
+        self._peers.ensure(effect.sender, effect.address)
+        try:
+            self._transport.receive(
+                identity_of(effect.sender),
+                effect.address,
+                key,
+                sink,
+                offset=effect.offset,
+                size=effect.size,
+                granule=min(effect.granule, MAX_GRANULE),
+                on_closed=partial(self._received, stream),
+            )
+        except ValueError:  # what the sender called its address is none
+            self._received(stream, sink.end(), Fault.BROKEN)
+
+    def _sink(self, effect: Receive) -> tuple[Sink, int]:
+        """Where the stream goes, and how far that has come."""
+        segment = self._store[effect.segment]
+        if effect.part is not None:
+            slot = self._slots[effect.segment]
+            return slot.sink(effect.part), slot.stands_at(effect.part)
+        self._store.back(segment)
+        return SegmentSink(segment), segment.watermark()
+
+    def _received(self, stream: StreamId, watermark: int, fault: Fault | None) -> None:
+        self._dispatch_soon(ReceiveClosed(stream, watermark, StreamFault.BROKEN if fault is not None else None))
+
+    def _cancel_receive(self, effect: CancelReceive) -> None:
+        key = (effect.stream.receiver, effect.stream.number)
+        self._local.cancel(key)
+        self._transport.cancel_receive(key)
+
+    def _serve(self, effect: Serve) -> None:
+        stream, key = effect.stream, (effect.stream.receiver, effect.stream.number)
+        segment = self._store[effect.segment]
+        on_closed = partial(self._dispatch_soon, ServeClosed(stream))
+        if self._is_me(stream.receiver):
+            self._local.serve(key, segment, on_closed)
+            return
+        relayed = segment.watermark() < segment.size
+        self._transport.serve(
+            identity_of(stream.receiver),
+            key,
+            segment,
+            offset=effect.offset,
+            size=effect.size,
+            granule=min(effect.granule, MAX_GRANULE),
+            priority=Priority.RELAYED if relayed else Priority.OWN,
+            on_closed=on_closed,
+        )
+
+    def _cancel_serve(self, effect: CancelServe) -> None:
+        key = (effect.stream.receiver, effect.stream.number)
+        if self._is_me(effect.stream.receiver):
+            self._local.cancel(key)
+        else:
+            self._transport.cancel_serve(key)
+
+    # --- slots -------------------------------------------------------------------------------------------------
+
+    def _combine(self, effect: Combine) -> None:
+        segment = self._store[effect.segment]
+        self._store.back(segment)
+        parts = [None if part is None else self._store[part] for part in effect.parts]
+        kernel = Kernel(effect.layout, effect.op)
+        on_combined = partial(self._dispatch_soon, Combined(effect.segment))
+        self._slots[effect.segment] = Slot(self._combiner, segment, kernel, parts, on_combined, start=effect.start)
+
+    def _combine_bytes(self, effect: CombineBytes) -> None:
+        def work() -> None:
+            data = combine_bytes(effect.layout, effect.op, effect.parts)
+            self._dispatch_soon(CombinedBytes(effect.version, data))
+
+        if len(effect.parts) * len(effect.parts[0]) <= SMALL:
+            data = combine_bytes(effect.layout, effect.op, effect.parts)
+            self.dispatch(CombinedBytes(effect.version, data))
+        else:
+            self._combiner.executor.submit(work)
+
+    def _is_stored(self, call: CallId) -> bool:
+        put = self.machine.calls.puts.get(call)
+        return put is None or (put.holding is not None and not put.holding.writing)
+
+    # --- what people and workers ask ---------------------------------------------------------------------------
+
+    def _greeting(self) -> Greeting:
+        return Greeting(
+            self.cluster,
+            self.agent_id,
+            self._profile.directory,
+            self._workers.inline_limit,
+            SMALL,
+            self._profile.memory,
+            self._directory is not None,
+        )
+
+    def status(self) -> dict[str, Any]:
+        memory = self.machine.memory
+        return {
+            "agent": self.agent_id,
+            "node": label(self.machine.node),
+            "cluster": self.cluster,
+            "directory": self._profile.directory,
+            "connected": self._directory is not None,
+            "address": self.address,
+            "uptime": now() - self._started,
+            "workers": len(self._workers),
+            "memory": {"limit": memory.limit, "used": memory.used, "pooled": self._store.pooled},
+            "objects": len(memory.segments),
+            "largest": [
+                {
+                    "ref": holding.ref.hex(),
+                    "size": holding.size,
+                    "phase": holding.phase.value,
+                    "idle": now() - holding.used_at,
+                    "pins": len(holding.pins),
+                }
+                for holding in memory.largest(10)
+            ],
+            "links": [
+                {"peer": f"n{link.peer:x}", "side": link.side.value, "transport": link.transport, "bytes": link.bytes}
+                for link in self._transport.links()
+            ],
+        }
+
+
+def _raise_descriptor_limit() -> None:
+    """Every segment that workers can map holds a descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

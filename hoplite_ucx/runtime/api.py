@@ -1,0 +1,255 @@
+"""The public API: every function of `hoplite_ucx`, with its checks, on one client per process.
+
+Bad input is refused here, before anything is allocated or sent, with an error that names the ref and the remedy. What
+can only be seen where the objects are is refused there.
+"""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime import current, kernels, values
+from hoplite_ucx.runtime.checks import (
+    about,
+    check_count,
+    check_out,
+    check_timeout,
+    invalid,
+    list_of_refs,
+    one_ref,
+    operation,
+    optional_ref,
+)
+from hoplite_ucx.runtime.client import Client
+from hoplite_ucx.runtime.drafts import Draft
+from hoplite_ucx.runtime.layout import Array, ArrayLayout, Leaf, decode_layout, describe_dtype, encode_layout
+from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.scopes import note_made
+
+DEFAULT_TIMEOUT = 300.0
+
+# --- put and get ------------------------------------------------------------------------------------------------
+
+
+def new_ref() -> ObjectRef:
+    """A name for an object that does not exist yet: `put(value, ref=...)` fulfils it, and gets of it wait for that."""
+    return ObjectRef.random()
+
+
+def put(value: object, *, ref: ObjectRef | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> ObjectRef:
+    """Store a value, and return its ref.
+
+    A numpy array, or a dict, list or tuple of arrays (nested too), is stored as it is and can be reduced; any other
+    value is pickled. If the ref has an object already, that one stays. The value may be changed after `put` returns.
+    """
+    ours = current.client()
+    check_timeout(timeout)
+    name = optional_ref(ref)
+    ours.put(name.binary, values.encode(value), timeout, fresh=ref is None)
+    return note_made(name)
+
+
+@overload
+def get(ref: ObjectRef, *, timeout: float | None = ..., out: Array | None = ...) -> Any: ...
+@overload
+def get(ref: Sequence[ObjectRef], *, timeout: float | None = ..., out: Sequence[Array] | None = ...) -> list[Any]: ...
+def get(
+    ref: ObjectRef | Sequence[ObjectRef],
+    *,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    out: Array | Sequence[Array] | None = None,
+) -> Any:
+    """The value of a ref, or the values of several, which are fetched at the same time.
+
+    Arrays are read-only and lie in memory that this host's processes share; they stay valid for as long as they are
+    used. With `out`, the value is copied into an array of the same dtype and shape, which is returned. A get waits for
+    an object that is yet to come; `timeout=None` waits as long as it still can come.
+    """
+    ours = current.client()
+    check_timeout(timeout)
+    if isinstance(ref, ObjectRef):
+        outs = None if out is None else [check_out(out)]
+        return _get(ours, [ref], timeout, outs)[0]
+    refs = list_of_refs(ref)
+    if out is None:
+        return _get(ours, refs, timeout, None)
+    if isinstance(out, np.ndarray) or len(out) != len(refs):
+        raise invalid(f"out must be a list of {len(refs)} arrays", "give one array for each ref")
+    return _get(ours, refs, timeout, [check_out(array) for array in out])
+
+
+def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[Array] | None) -> list[Any]:
+    found = ours.get([ref.binary for ref in refs], timeout)
+    results = []
+    for index, (ref, (memory, layout)) in enumerate(zip(refs, found, strict=True)):
+        try:
+            if ref.op is not None:
+                _check_reduced(ref, memory, layout)
+            if outs is not None:
+                values.copy_out(memory, layout, outs[index])
+                if ref.op is Operation.MEAN:
+                    outs[index][...] = kernels.divided(outs[index], ref.count)
+                results.append(outs[index])
+                continue
+            value = values.decode(memory, layout)
+            results.append(_mean(value, ref.count) if ref.op is Operation.MEAN else value)
+        except HopliteError as error:
+            raise about(error, ref) from error
+    return results
+
+
+def _check_reduced(ref: ObjectRef, memory: memoryview, layout: bytes) -> None:
+    """Only here it is known what the sources of a reduction were."""
+    assert ref.op is not None
+    problem = kernels.problem(decode_layout(layout, len(memory)), ref.op)
+    if problem is not None:
+        raise invalid(problem, "reduce arrays for which the operation is defined")
+
+
+def _mean(value: Any, count: int) -> Any:
+    if isinstance(value, np.ndarray):
+        mean = kernels.divided(value, count)
+        mean.flags.writeable = False
+        return mean
+    if isinstance(value, dict):
+        return {key: _mean(child, count) for key, child in value.items()}
+    return type(value)(_mean(child, count) for child in value)
+
+
+def gather(refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
+    """The values of all refs, in order; all are fetched at the same time."""
+    ours = current.client()
+    check_timeout(timeout)
+    return _get(ours, list_of_refs(refs), timeout, None)
+
+
+def wait(
+    refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
+) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest."""
+    ours = current.client()
+    check_timeout(timeout)
+    given = list_of_refs(refs)
+    check_count(count, len(given), "refs")
+    by_name = {ref.binary: ref for ref in given}
+    if len(by_name) != len(given):
+        raise invalid("a ref stands more than once in the list", "give each ref once")
+    ready, rest = ours.wait(list(by_name), count, timeout)
+    return [by_name[name] for name in ready], [by_name[name] for name in rest]
+
+
+def delete(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
+    """Forget objects everywhere, and cancel reductions. Arrays that came from `get` stay valid."""
+    ours = current.client()
+    check_timeout(timeout)
+    given = [refs] if isinstance(refs, ObjectRef) else list_of_refs(refs)
+    if given:
+        ours.delete([ref.binary for ref in given], timeout)
+
+
+# --- reduce -----------------------------------------------------------------------------------------------------
+
+
+def reduce(
+    refs: Sequence[ObjectRef],
+    op: str = "sum",
+    count: int | None = None,
+    *,
+    ref: ObjectRef | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+) -> ObjectRef:
+    """Combine the first `count` of these objects that are ready (all, if it is not given), element by element.
+
+    Returns at once with the ref of a result that is still to come; `ref` gives it a name made before. The operations:
+    sum, prod, min, max, mean, and, or, xor. Objects must be arrays, or trees of arrays, of one dtype and shape. The
+    `timeout` is for handing in the request.
+    """
+    return _reduce(refs, op, count, ref, timeout, everywhere=False)
+
+
+def allreduce(
+    refs: Sequence[ObjectRef],
+    op: str = "sum",
+    count: int | None = None,
+    *,
+    ref: ObjectRef | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+) -> ObjectRef:
+    """Like `reduce`, for a result that every host with a source will get."""
+    return _reduce(refs, op, count, ref, timeout, everywhere=True)
+
+
+def _reduce(
+    refs: Sequence[ObjectRef],
+    op: str,
+    count: int | None,
+    ref: ObjectRef | None,
+    timeout: float | None,
+    *,
+    everywhere: bool,
+) -> ObjectRef:
+    ours = current.client()
+    check_timeout(timeout)
+    sources = list_of_refs(refs)
+    how = operation(op)
+    if count is None:
+        count = len(sources)
+    check_count(count, len(sources), "sources")
+    if len(set(sources)) != len(sources):
+        raise invalid("a source stands more than once in the list", "give each source once")
+    for source in sources:
+        if source.op is Operation.MEAN:
+            detail = "a mean cannot be a source: it is divided where it is got"
+            raise about(invalid(detail, "reduce with op='sum', or put the mean as a new object"), source)
+    target = optional_ref(ref)
+    if target in sources:
+        raise about(invalid("the target is one of the sources", "give the result a ref of its own"), target)
+    ours.reduce(target.binary, [source.binary for source in sources], how, count, timeout, everywhere=everywhere)
+    return note_made(ObjectRef(target.binary, how, count))
+
+
+def contributors(ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:
+    """The sources that went into a reduction's result, in the order they were chosen; waits until that is decided."""
+    ours = current.client()
+    check_timeout(timeout)
+    return [ObjectRef(name) for name in ours.contributors(one_ref(ref).binary, timeout)]
+
+
+# --- objects made in place --------------------------------------------------------------------------------------
+
+
+def create(
+    shape: int | Sequence[int],
+    dtype: npt.DTypeLike = np.float64,
+    *,
+    ref: ObjectRef | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+) -> Draft:
+    """Memory in the store for an array, to be filled in place and sealed: a put without a copy."""
+    ours = current.client()
+    check_timeout(timeout)
+    name = optional_ref(ref)
+    try:
+        kind: np.dtype[Any] = np.dtype(dtype)
+        extents = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
+        if any(extent < 0 for extent in extents) or isinstance(shape, bool):
+            raise ValueError(f"{shape!r} is no shape")
+        leaf = Leaf(describe_dtype(kind), extents)
+    except (TypeError, ValueError) as error:
+        raise about(invalid(str(error), "give a shape and a dtype as numpy takes them"), name) from error
+    size = leaf.nbytes()
+    if size <= ours.greeting.small_limit:
+        return Draft(name, np.zeros(extents, kind), None, timeout)
+    open_put = ours.begin_put(name.binary, size, encode_layout(ArrayLayout(leaf)), timeout)
+    return Draft(name, leaf.on(open_put.memory), open_put, timeout)
+
+
+def seal(draft: Draft) -> ObjectRef:
+    """Finish what `create` began, and return its ref."""
+    if not isinstance(draft, Draft):
+        raise invalid(f"seal takes what create returned, not a {type(draft).__name__}", "call create() first")
+    return draft.seal()

@@ -1,0 +1,50 @@
+"""Threads for calls that may take as long as they like, and that nobody waits for when the program ends.
+
+The pools of the standard library join their threads at the end of the process: one `get` without a time limit would
+keep it alive for ever.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+class DaemonPool:
+    """At most `size` threads, made when they are needed."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+
+    def submit(self, function: Callable[[], R]) -> "Future[R]":
+        future: Future[R] = Future()
+        self._work.put((future, function))
+        with self._lock:
+            if self._idle < self._work.qsize() and self._threads < self._size:
+                self._threads += 1
+                threading.Thread(target=self._run, name=f"{self._name}-{self._threads}", daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            future, function = self._work.get()
+            with self._lock:
+                self._idle -= 1
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = function()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)

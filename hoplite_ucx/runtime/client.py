@@ -1,0 +1,348 @@
+"""The worker's client: calls on the caller's own thread, values on mapped memory, and what is given back in the end.
+
+Every thread has a connection of its own. One more, in the background, tells the agent which mappings are gone, and
+hears which of this process's old mappings will not be used again; its end tells the agent that this process is gone. A
+child made by fork has none of this: its copies of the sockets are closed, and it must begin anew.
+"""
+
+import os
+import secrets
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime import wire
+from hoplite_ucx.runtime.connection import Connection
+from hoplite_ucx.runtime.kernels import Bytes
+from hoplite_ucx.runtime.values import Encoded
+from hoplite_ucx.transports import shm
+
+_GRACE = 5.0
+"""How much later than the caller's time limit the agent's word may come."""
+_AT_ONCE = 128
+"""Gets of one call that are open at the same time: so much may wait in the agent for a client that is slow to read."""
+
+
+class Client:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._identity = secrets.token_bytes(16)
+        self._pid = os.getpid()
+        self._forks = 0
+        self._local = threading.local()
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._mine: dict[int, Bytes] = {}
+        """Memory that this process filled and may fill again, by its number."""
+        self._released: deque[tuple[int, int]] = deque()
+        self._background = Connection(name, self._identity, background=True)
+        self.greeting = self._background.greeting
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._janitor = threading.Thread(target=self._run_janitor, name="hoplite-janitor", daemon=True)
+        self._janitor.start()
+        _clients.add(self)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        _clients.discard(self)
+        if os.getpid() == self._pid:
+            self._poke()
+            self._janitor.join(2.0)
+        for connection in list(self._connections):
+            connection.close()
+        self._background.close()
+        self._mine.clear()
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
+        """Returns whether the ref had an object already, which stays. A `fresh` ref was made for this put."""
+        connection = self._connection()
+        call = connection.next_call()
+        small = encoded.size <= self.greeting.small_limit
+        data = encoded.to_bytes() if small else None
+        with _Calls(connection, {call}):
+            connection.send(wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh))
+            if not small:
+                memory = self._mine[self._space(connection, call, timeout)].data
+                for watermark in encoded.copy_into(memory):
+                    connection.send(wire.PutProgress(call, watermark))
+                connection.send(wire.PutEnd(call))
+            reply = self._reply(connection, {call}, timeout)
+        assert isinstance(reply, wire.Stored)
+        return reply.existing
+
+    def begin_put(self, ref: bytes, size: int, layout: bytes, timeout: float | None) -> "OpenPut":
+        """Memory to fill by hand, for an object that is too large to be sent by copy."""
+        connection = Connection(self._name, self._identity, background=False)
+        self._connections.add(connection)
+        call = connection.next_call()
+        try:
+            connection.send(wire.PutRequest(call, ref, size, layout, None, timeout))
+            memory = self._mine.pop(self._space(connection, call, timeout)).data
+        except BaseException:
+            connection.close()
+            raise
+        return OpenPut(self, connection, call, memory[:size])
+
+    def get(self, refs: Sequence[bytes], timeout: float | None) -> list[tuple[memoryview, bytes]]:
+        """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
+        connection = self._connection()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        found: dict[int, tuple[memoryview, bytes]] = {}
+        places: dict[int, int] = {}
+        pending: set[int] = set()
+        with _Calls(connection, pending):
+            while len(found) < len(refs):
+                while len(places) < len(refs) and len(pending) < _AT_ONCE:
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    call = connection.next_call()
+                    connection.send(wire.GetRequest(call, refs[len(places)], left))
+                    places[call] = len(places)
+                    pending.add(call)
+                reply = self._reply(connection, pending, timeout)
+                assert isinstance(reply, wire.Value)
+                pending.discard(reply.call)
+                found[places[reply.call]] = (self._open(connection, reply), reply.layout)
+        return [found[index] for index in range(len(refs))]
+
+    def wait(self, refs: Sequence[bytes], count: int, timeout: float | None) -> tuple[list[bytes], list[bytes]]:
+        reply = self._ask(lambda call: wire.WaitRequest(call, tuple(refs), count, timeout), timeout)
+        assert isinstance(reply, wire.Ready)
+        return list(reply.ready), list(reply.rest)
+
+    def delete(self, refs: Sequence[bytes], timeout: float | None) -> None:
+        self._ask(lambda call: wire.DeleteRequest(call, tuple(refs), timeout), timeout)
+
+    def reduce(
+        self,
+        target: bytes,
+        sources: Sequence[bytes],
+        op: Operation,
+        count: int,
+        timeout: float | None,
+        *,
+        everywhere: bool = False,
+    ) -> None:
+        self._ask(
+            lambda call: wire.ReduceRequest(call, target, tuple(sources), op, count, timeout, everywhere), timeout
+        )
+
+    def contributors(self, ref: bytes, timeout: float | None) -> list[bytes]:
+        reply = self._ask(lambda call: wire.ContributorsRequest(call, ref, timeout), timeout)
+        assert isinstance(reply, wire.References)
+        return list(reply.refs)
+
+    def status(self, timeout: float = 5.0) -> dict[str, Any]:
+        reply = self._ask(wire.StatusRequest, timeout)
+        assert isinstance(reply, wire.Report)
+        return reply.status
+
+    # --- connections -------------------------------------------------------------------------------------------
+
+    def _connection(self) -> Connection:
+        if self._closed:
+            raise closed("the runtime was shut down", "call init() again")
+        if self._pid != os.getpid():
+            raise forked()
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is None or connection.broken:
+            connection = self._local.connection = Connection(self._name, self._identity, background=False)
+            self._connections.add(connection)
+        return connection
+
+    def _ask(self, make: Any, timeout: float | None) -> wire.Reply:
+        connection = self._connection()
+        call = connection.next_call()
+        with _Calls(connection, {call}):
+            connection.send(make(call))
+            return self._reply(connection, {call}, timeout)
+
+    def _reply(self, connection: Connection, calls: set[int], timeout: float | None) -> wire.Reply:
+        """The next reply to one of these calls. What belongs to calls that were given up is thrown away."""
+        deadline = None if timeout is None else time.monotonic() + timeout + _GRACE
+        while True:
+            reply = connection.receive(deadline)
+            number = getattr(reply, "call", None)
+            if number not in calls:
+                self.discard(connection, reply)
+            elif isinstance(reply, wire.Refused):
+                calls.discard(reply.call)
+                raise reply.failure.exception()
+            else:
+                return reply
+
+    def discard(self, connection: Connection, reply: wire.Reply) -> None:
+        if isinstance(reply, wire.Value) and reply.pin:
+            os.close(connection.take_fd())
+            self._release(reply.pin, self._forks)
+        elif isinstance(reply, wire.Space) and not reply.known:
+            os.close(connection.take_fd())
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def _space(self, connection: Connection, call: int, timeout: float | None) -> int:
+        """The number of the memory for a put's bytes."""
+        space = self._reply(connection, {call}, timeout)
+        assert isinstance(space, wire.Space)
+        if not space.known:
+            fd = connection.take_fd()
+            try:
+                self._mine[space.backing] = shm.map_writable(fd, space.capacity)
+            except OSError as error:
+                raise _no_memory(error) from error
+            finally:
+                os.close(fd)
+        return space.backing
+
+    def _open(self, connection: Connection, value: wire.Value) -> memoryview:
+        if value.data is not None:
+            return memoryview(value.data)
+        fd = connection.take_fd()
+        give_back = partial(self._release, value.pin, self._forks)
+        try:
+            return shm.map_read_only(fd, value.capacity, give_back)[: value.size]
+        except OSError as error:
+            give_back()
+            raise _no_memory(error) from error
+        finally:
+            os.close(fd)
+
+    def _release(self, pin: int, forks: int) -> None:
+        """A mapping is gone, wherever its last view died: another thread tells the agent."""
+        if os.getpid() == self._pid and not self._closed:
+            self._released.append((pin, forks))
+            self._poke()
+
+    def _poke(self) -> None:
+        with suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    # --- in the background -------------------------------------------------------------------------------------
+
+    def _run_janitor(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._background, select.POLLIN)
+        try:
+            while not self._closed:
+                ready = {fd for fd, _ in poll.poll()}
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                    self._send_released()
+                if self._background.fileno() in ready:
+                    for reply in self._background.read_ready():
+                        if isinstance(reply, wire.Forget):
+                            self._mine.pop(reply.backing, None)
+        except HopliteError:
+            pass  # the agent is gone; whoever calls next hears of it
+        finally:
+            os.close(self._wake)
+
+    def _send_released(self) -> None:
+        pins = []
+        while self._released:
+            pin, forks = self._released.popleft()
+            pins.append((pin, forks != self._forks))
+        if pins:
+            self._background.send(wire.Released(tuple(pins)))
+
+    # --- forks -------------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        self._forks += 1
+
+    def after_fork_in_child(self) -> None:
+        for connection in [*self._connections, self._background]:
+            with suppress(OSError):
+                connection.close()
+
+
+class OpenPut:
+    """A put that the user fills by hand, on a connection of its own."""
+
+    def __init__(self, client: Client, connection: Connection, call: int, memory: memoryview) -> None:
+        self._client = client
+        self._connection = connection
+        self._call = call
+        self.memory = memory
+
+    def advance(self, watermark: int) -> None:
+        self._connection.send(wire.PutProgress(self._call, watermark))
+
+    def finish(self, timeout: float | None) -> bool:
+        try:
+            self._connection.send(wire.PutEnd(self._call, shared=True))
+            reply = self._client._reply(self._connection, {self._call}, timeout)
+        finally:
+            self._connection.close()
+        assert isinstance(reply, wire.Stored)
+        return reply.existing
+
+    def abort(self) -> None:
+        """Nothing was put. The agent sees the connection end."""
+        self._connection.close()
+
+
+class _Calls:
+    """While calls are open. If one fails, the agent is told to forget the others; if the caller is interrupted, nobody
+    knows how far the conversation has come, and the connection is given up."""
+
+    def __init__(self, connection: Connection, calls: set[int]) -> None:
+        self._connection = connection
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None or self._connection.broken:
+            return
+        if not isinstance(error, HopliteError):
+            self._connection.close()
+            return
+        with suppress(HopliteError):
+            for call in self._calls:
+                self._connection.send(wire.Cancel(call))
+
+
+def closed(detail: str, remedy: str) -> HopliteError:
+    return Failure(FailureKind.CLOSED, detail, remedy).exception()
+
+
+def forked() -> HopliteError:
+    detail = "this process was forked from one that uses hoplite, and cannot share its connections"
+    return closed(detail, "call init() in the child, or start it with the 'spawn' method")
+
+
+def _no_memory(error: OSError) -> HopliteError:
+    remedy = "drop arrays that came from get, or raise RLIMIT_NOFILE and vm.max_map_count"
+    return Failure(FailureKind.STORE_FULL, f"memory could not be mapped: {error}", remedy).exception()
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for client in list(_clients):
+        client.before_fork()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client.after_fork_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,172 @@
+"""How a process finds its cluster: one of its own on loopback, or the agent of its host; and the cluster's token.
+
+An embedded cluster is a directory and an agent as child processes, with a random token. The processes that this one
+starts find it through the environment, and it ends with this process.
+"""
+
+import os
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.settings import GIB
+from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.addresses import LOOPBACK_RATE
+from hoplite_ucx.runtime.client import Client
+from hoplite_ucx.runtime.connection import Connection, agents
+from hoplite_ucx.runtime.processes import Child
+from hoplite_ucx.runtime.workers import socket_name
+from hoplite_ucx.transports.addresses import parse_address
+
+ADDRESS = "HOPLITE_ADDRESS"
+AGENT = "HOPLITE_AGENT"
+TOKEN = "HOPLITE_TOKEN"
+TOKEN_FILE = "HOPLITE_TOKEN_FILE"
+
+_FIND_SECONDS = 2.0
+_PATIENCE = 3.0
+"""Nobody starts an embedded directory again: after this long without it, the agent ends, and calls hear of it."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """What `init` made or found."""
+
+    client: Client
+    children: list[Child] = field(default_factory=list)
+    environment: dict[str, str | None] = field(default_factory=dict)
+
+    def close(self) -> None:
+        self.client.close()
+        for child in reversed(self.children):
+            child.stop()
+        for name, value in self.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def default_memory() -> int:
+    """4 GiB, or half of what this machine has."""
+    return min(4 * GIB, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+
+def read_token() -> bytes:
+    """The cluster's token from the environment or a file; empty if there is none."""
+    if (token := os.environ.get(TOKEN)) is not None:
+        return token.strip().encode()
+    if (path := os.environ.get(TOKEN_FILE)) is not None:
+        try:
+            token = Path(path).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _invalid(f"the token file {path!r} cannot be read: {error}", f"correct {TOKEN_FILE}") from error
+        if not token:
+            raise _invalid(f"the token file {path!r} is empty", "write a token into it")
+        return token.encode()
+    return b""
+
+
+def start_embedded(memory: int) -> Cluster:
+    """A cluster on loopback for this process and those that it starts."""
+    token = secrets.token_hex(16)
+    tied = threading.current_thread() is threading.main_thread()
+    agent_process = processes.start("agent", tied_to_thread=tied)  # loads while the directory starts
+    children = []
+    try:
+        children.append(processes.spawn("directory", directory_task(token.encode()), tied_to_thread=tied))
+        address = children[0].report["address"]
+        task = agent_task(address, token.encode(), memory, LOOPBACK_RATE, "127.0.0.1")
+        processes.tell(agent_process, {**task, "patience": _PATIENCE})
+        children.append(processes.await_ready("agent", agent_process))
+        report = children[1].report
+        client = Client(socket_name(report["cluster"], report["agent"]))
+    except BaseException:
+        processes.abandon(agent_process)
+        for child in children:
+            child.stop()
+        raise
+    names = {ADDRESS: address, AGENT: report["agent"], TOKEN: token}
+    environment = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    return Cluster(client, children, environment)
+
+
+def directory_task(
+    token: bytes,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    cluster: str | None = None,
+    successor: bool = False,
+) -> dict[str, Any]:
+    """A successor takes the place of a directory of the same cluster that has ended."""
+    return {
+        "cluster": cluster or secrets.token_hex(8),
+        "token": token.hex(),
+        "host": host,
+        "port": port,
+        "successor": successor,
+    }
+
+
+def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str | None = None) -> dict[str, Any]:
+    return {"directory": directory, "token": token.hex(), "memory": memory, "rate": rate, "host": host}
+
+
+def join(address: str, agent: str | None) -> Cluster:
+    """Find this host's agent of the cluster at that address."""
+    try:
+        wanted = _resolve(address)
+    except (ValueError, OSError) as error:
+        raise _invalid(f"no directory can be at {address!r}: {error}", "correct the address") from error
+    deadline = time.monotonic() + _FIND_SECONDS
+    while True:
+        found = _find(wanted, agent)
+        if len(found) == 1:
+            return Cluster(Client(found[0]))
+        if len(found) > 1:
+            names = ", ".join(name.rsplit("-", 1)[-1] for name in found)
+            raise _invalid(f"several agents of {address} run here: {names}", f"name one with agent= or {AGENT}")
+        if time.monotonic() >= deadline:
+            raise _no_agent(address, agent)
+        time.sleep(0.05)
+
+
+def _find(wanted: str, agent: str | None) -> list[str]:
+    found = []
+    for name in agents():
+        if agent is not None and not name.endswith(f"-{agent}"):
+            continue
+        try:
+            connection = Connection(name, secrets.token_bytes(16), background=False)
+        except HopliteError:
+            continue  # it has just ended
+        directory = connection.greeting.directory
+        connection.close()
+        try:
+            if _resolve(directory) == wanted:
+                found.append(name)
+        except (ValueError, OSError):
+            continue
+    return found
+
+
+def _resolve(address: str) -> str:
+    host, port = parse_address(address)
+    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4])
+
+
+def _no_agent(address: str, agent: str | None) -> HopliteError:
+    which = f"no agent {agent}" if agent else "no agent"
+    detail = f"{which} of the cluster at {address} runs on this host under this user"
+    return Failure(FailureKind.CLOSED, detail, f"start one with `hoplite start --address {address}`").exception()
+
+
+def _invalid(detail: str, remedy: str) -> HopliteError:
+    return Failure(FailureKind.INVALID, detail, remedy).exception()

@@ -1,0 +1,161 @@
+"""A worker's connection to its agent: blocking, for one thread at a time, and never without an end.
+
+Whoever waits for a reply hears within `_QUIET` whether the agent still answers, even if the call itself has no limit.
+An agent that is gone or does not answer is a `ClosedError`, and the connection is of no use after it.
+"""
+
+import os
+import socket
+import struct
+import time
+from collections import deque
+from contextlib import suppress
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.runtime import wire
+from hoplite_ucx.transports import shm
+
+_QUIET = 10.0
+_CONNECT_SECONDS = 5.0
+_RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
+_FD = struct.Struct("i")
+_TIMEVAL = struct.Struct("ll")
+_ROOM_FOR_FDS = socket.CMSG_SPACE(64 * _FD.size)
+
+PING = 0
+"""The call number of pings; calls count from one."""
+
+
+class Connection:
+    def __init__(self, name: str, worker: bytes, *, background: bool) -> None:
+        self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._frames = wire.Frames()
+        self._replies: deque[wire.Reply] = deque()
+        self._fds: deque[int] = deque()
+        self._next = PING
+        self.broken = False
+        try:
+            # The kernel keeps these limits: Python's own would cost two more system calls for every message.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(1, 0))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_QUIET), 0))
+            sock.connect(name)
+            if shm.peer_uid(sock) != os.getuid():
+                raise _gone("another user's process answers under this agent's name")
+            self.send(wire.Hello(wire.WIRE, worker, background))
+            greeting = self.receive(time.monotonic() + _CONNECT_SECONDS)
+        except OSError as error:
+            sock.close()
+            raise _gone(f"no agent answers: {error}") from error
+        except BaseException:
+            sock.close()
+            raise
+        if isinstance(greeting, wire.Refused):
+            sock.close()
+            raise greeting.failure.exception()
+        if not isinstance(greeting, wire.Greeting):
+            sock.close()
+            raise _gone("the agent does not greet")
+        self.greeting = greeting
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def next_call(self) -> int:
+        self._next += 1
+        return self._next
+
+    def send(self, request: wire.Request) -> None:
+        try:
+            self._sock.sendall(wire.frame(request))
+        except OSError as error:
+            self.close()
+            raise _gone(f"the agent is gone: {error}") from error
+
+    def receive(self, deadline: float | None) -> wire.Reply:
+        """The next reply. The agent keeps to the caller's time limit; this is about the agent itself."""
+        heard = None
+        while not self._replies:
+            if self._read():
+                heard = None
+            elif heard is None:
+                heard = time.monotonic()
+            else:
+                self._be_patient(time.monotonic() - heard, deadline)
+        return self._replies.popleft()
+
+    def _be_patient(self, quiet: float, deadline: float | None) -> None:
+        """Nothing has come for a while: ask whether the agent is there."""
+        if quiet >= 2 * _QUIET or (deadline is not None and time.monotonic() >= deadline):
+            self.close()
+            raise _gone("the agent does not answer")
+        if quiet >= _QUIET:
+            self.send(wire.Ping(PING))
+
+    def read_ready(self) -> list[wire.Reply]:
+        """What has come, after the socket was found readable."""
+        self._read()
+        replies = list(self._replies)
+        self._replies.clear()
+        return replies
+
+    def take_fd(self) -> int:
+        return self._fds.popleft()
+
+    def close(self) -> None:
+        self.broken = True
+        self._sock.close()
+        while self._fds:
+            os.close(self._fds.popleft())
+
+    def __del__(self) -> None:
+        """A thread that ends leaves its connection behind."""
+        with suppress(AttributeError):
+            self._sock.close()
+
+    def _read(self) -> bool:
+        """Read what there is; False if nothing came for a second."""
+        try:
+            data, beside, flags, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.close()
+            raise _gone(f"the agent is gone: {error}") from error
+        for level, kind, content in beside:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(_FD.unpack_from(content, at)[0] for at in range(0, len(content), _FD.size))
+        if flags & socket.MSG_CTRUNC:
+            self.close()
+            detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"
+            raise Failure(FailureKind.STORE_FULL, detail, remedy).exception()
+        if not data:
+            self.close()
+            raise _gone("the agent is gone")
+        try:
+            replies = [wire.decode_reply(frame) for frame in self._frames.feed(data)]
+        except HopliteError:
+            self.close()
+            raise
+        self._replies.extend(reply for reply in replies if not _is_pong(reply))
+        return True
+
+
+def _is_pong(reply: wire.Reply) -> bool:
+    return isinstance(reply, wire.Done) and reply.call == PING
+
+
+def _gone(detail: str) -> HopliteError:
+    remedy = "look whether it was killed, start it again with `hoplite start`, then call shutdown() and init()"
+    return Failure(FailureKind.CLOSED, detail, remedy).exception()
+
+
+def agents(uid: int | None = None) -> list[str]:
+    """The socket names of this user's agents in this network namespace."""
+    prefix = f"@hoplite-{os.getuid() if uid is None else uid}-"
+    found = set()
+    with suppress(OSError), open("/proc/net/unix") as table:
+        for line in table:
+            name = line.rsplit(" ", 1)[-1].strip()
+            if name.startswith(prefix):
+                found.add("\0" + name[1:])
+    return sorted(found)

@@ -1,0 +1,186 @@
+"""The directory's server: sessions with nodes around one `Directory`, a clock, and probes of ports.
+
+Of a node only the session with its latest `Join` speaks. Who sent a message is what its session has proven; a node that
+joins under another identity than that is turned away. A directory that was restarted has a higher incarnation than any
+before it, because it counts milliseconds.
+
+Beside nodes, whoever has the token may ask for a status, in a session that never joins.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hoplite_ucx.protocol import Directory
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.events import (
+    DirectoryEffect,
+    DirectoryEvent,
+    Disconnect,
+    FromNode,
+    Probe,
+    Probed,
+    SendNode,
+    SessionLost,
+    Tick,
+)
+from hoplite_ucx.protocol.ids import NodeId, identity_of, label
+from hoplite_ucx.protocol.messages import Join, Rejected, decode_to_directory, encode, malformed
+from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.refusals import tell_refused
+from hoplite_ucx.runtime.waking import Waker, now
+from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.handshake import Identity, Kind
+from hoplite_ucx.transports.session import Listener, Session, probe
+
+_log = logging.getLogger("hoplite.directory")
+
+STATUS = b"\xc1status"
+"""The question for a status; no message of the protocol begins with this byte."""
+
+DIRECTORY_NODE = 0
+"""The number under which a directory proves itself; nodes draw theirs above it."""
+
+_PROBE_SECONDS = 0.5
+
+
+class DirectoryServer:
+    def __init__(self, cluster: str, token: bytes, settings: Settings | None = None) -> None:
+        incarnation = time.time_ns() // 1_000_000
+        self.machine = Directory(incarnation, cluster, settings)
+        self._identity = Identity(DIRECTORY_NODE, token, cluster.encode())
+        self._sessions: dict[NodeId, Session] = {}
+        self._events: deque[DirectoryEvent] = deque()
+        self._handling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = now()
+        self._perform: dict[type, Callable[[Any], None]] = {
+            SendNode: self._send,
+            Probe: self._probe,
+            Disconnect: self._disconnect,
+        }
+
+    async def start(self, host: str, port: int, *, successor: bool = False) -> str:
+        """Listen, and return the address. A successor first hears what the nodes of an earlier directory have."""
+        self._waker = Waker(asyncio.get_running_loop(), lambda: self.dispatch(Tick()))
+        if successor:
+            self.machine.recover(now())
+            self._waker.set(self.machine.wakeup())
+        self._listener = Listener(self._identity, {Kind.CONTROL: self._accept}, on_refused=tell_refused)
+        return await self._listener.start(host, port)
+
+    async def close(self) -> None:
+        self._waker.cancel()
+        await self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        for session in list(self._sessions.values()):
+            session.close()
+
+    # --- the machine -------------------------------------------------------------------------------------------
+
+    def dispatch(self, event: DirectoryEvent) -> None:
+        """Handle an event and perform what follows; events that come of that wait their turn."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                self._apply(self.machine.handle(self._events.popleft(), now()))
+        finally:
+            self._handling = False
+        self._waker.set(self.machine.wakeup())
+
+    def _apply(self, effects: list[DirectoryEffect]) -> None:
+        for effect in effects:
+            try:
+                self._perform[type(effect)](effect)
+            except Exception:  # one that cannot be performed must not take the others with it
+                _log.exception("%s could not be performed", effect)
+
+    def _send(self, effect: SendNode) -> None:
+        session = self._sessions.get(effect.node)
+        if session is not None:
+            session.send(encode(effect.message))
+
+    def _disconnect(self, effect: Disconnect) -> None:
+        session = self._sessions.pop(effect.node, None)
+        if session is not None:
+            session.close()
+
+    def _probe(self, effect: Probe) -> None:
+        task = asyncio.get_running_loop().create_task(self._knock(effect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _knock(self, effect: Probe) -> None:
+        try:
+            accepted = await probe(effect.address, _PROBE_SECONDS)
+        except ValueError:  # what the node called its address is none
+            accepted = None
+        self.dispatch(Probed(effect.node, accepted))
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+
+    def _accept(self, session: Session) -> None:
+        joined: NodeId | None = None
+
+        def on_frame(frame: bytes) -> None:
+            nonlocal joined
+            if frame == STATUS:
+                session.send(msgspec.msgpack.encode(self.status()))
+                return
+            try:
+                message = decode_to_directory(frame)
+            except HopliteError as error:
+                session.send(encode(Rejected(error.failure)))
+                session.close()
+                return
+            if joined is None:
+                if not isinstance(message, Join) or identity_of(message.node) != session.peer.node:
+                    session.send(encode(Rejected(malformed("a session begins with a Join under its proven identity"))))
+                    session.close()
+                    return
+                joined = message.node
+                old = self._sessions.get(joined)
+                self._sessions[joined] = session
+                if old is not None:
+                    old.close()
+            if self._sessions.get(joined) is session:
+                self.dispatch(FromNode(joined, message))
+
+        def on_closed(_: TransportError | None) -> None:
+            if joined is not None and self._sessions.get(joined) is session:
+                del self._sessions[joined]
+                self.dispatch(SessionLost(joined))
+
+        session.on_frame = on_frame
+        session.on_closed = on_closed
+
+    def status(self) -> dict[str, Any]:
+        """What people want to know of the cluster."""
+        machine = self.machine
+        return {
+            "cluster": machine.cluster,
+            "incarnation": machine.incarnation,
+            "uptime": now() - self._started,
+            "objects": len(machine.records),
+            "nodes": [
+                {
+                    "node": label(member.node),
+                    "host": member.host,
+                    "address": member.address,
+                    "connected": member.connected,
+                    "suspect": member.suspect,
+                    "receiving": member.receiving,
+                    "sending": member.sending,
+                }
+                for member in machine.members
+            ],
+        }

@@ -1,0 +1,69 @@
+"""Objects that users fill in place, in memory of the store: a put without a copy."""
+
+import contextlib
+
+from hoplite_ucx.runtime import current, values
+from hoplite_ucx.runtime.checks import about, invalid
+from hoplite_ucx.runtime.client import OpenPut
+from hoplite_ucx.runtime.layout import Array
+from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.scopes import note_made
+
+
+class Draft:
+    """An object being filled: write into `array`, then `seal()`.
+
+    In a `with` block it is sealed at the end, or given up if the block fails.
+    """
+
+    def __init__(self, ref: ObjectRef, array: Array, put: OpenPut | None, timeout: float | None) -> None:
+        self.ref = ref
+        self.array = array
+        self._put = put
+        self._timeout = timeout
+        self._over = False
+
+    def advance(self, nbytes: int) -> None:
+        """Say that this many leading bytes are final: whoever waits for the object may have them already."""
+        given: object = nbytes
+        if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= self.array.nbytes:
+            detail = f"{nbytes!r} is no number of bytes within the {self.array.nbytes} of this object"
+            raise about(invalid(detail, "count the leading bytes that are final"), self.ref)
+        self._check_open()
+        if self._put is not None:
+            self._put.advance(nbytes)
+
+    def seal(self) -> ObjectRef:
+        """Every byte is there. The array is read-only from now on."""
+        self._check_open()
+        self._over = True
+        self.array.flags.writeable = False
+        if self._put is not None:
+            self._put.finish(self._timeout)
+        else:
+            current.client().put(self.ref.binary, values.encode(self.array), self._timeout)
+        return note_made(self.ref)
+
+    def abort(self) -> None:
+        """Give it up: nothing was put."""
+        if not self._over:
+            self._over = True
+            if self._put is not None:
+                self._put.abort()
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise about(invalid("it was sealed or given up already", "create another one"), self.ref)
+
+    def __enter__(self) -> "Draft":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self.abort()
+        elif not self._over:
+            self.seal()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.abort()

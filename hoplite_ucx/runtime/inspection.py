@@ -1,0 +1,72 @@
+"""What runs here and in a cluster, for people: asked of this host's agents, and of a directory."""
+
+import asyncio
+import secrets
+from typing import Any
+
+import msgspec
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.runtime import wire
+from hoplite_ucx.runtime.connection import Connection, agents
+from hoplite_ucx.runtime.directory import STATUS
+from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.handshake import Identity, Kind
+from hoplite_ucx.transports.session import Session, connect
+
+_SECONDS = 5.0
+
+
+def local_agents() -> list[dict[str, Any]]:
+    """The status of every agent that this user runs on this host."""
+    found = []
+    for name in agents():
+        try:
+            connection = Connection(name, secrets.token_bytes(16), background=False)
+        except HopliteError:
+            continue  # it has just ended
+        try:
+            connection.send(wire.StatusRequest(1))
+            reply = connection.receive(None)
+            if isinstance(reply, wire.Report):
+                found.append(reply.status)
+        except HopliteError:
+            continue
+        finally:
+            connection.close()
+    return found
+
+
+def directory_status(address: str, token: bytes) -> dict[str, Any]:
+    """Ask a directory; raises a typed error if it is not there, or does not know the token."""
+    try:
+        return asyncio.run(_ask(address, token))
+    except TransportError as error:
+        raise Failure(FailureKind.CLOSED, error.detail, error.remedy, None, error.peer).exception() from error
+    except TimeoutError:
+        detail = f"the directory did not answer within {_SECONDS:g} s"
+        raise Failure(FailureKind.CLOSED, detail, "look whether it is overloaded", None, address).exception() from None
+    except ValueError as error:
+        raise Failure(FailureKind.INVALID, str(error), "write host:port, such as head:7777").exception() from error
+
+
+async def _ask(address: str, token: bytes) -> dict[str, Any]:
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def made(session: Session) -> None:
+        session.on_frame = lambda frame: None if answer.done() else answer.set_result(frame)
+
+        def on_closed(error: TransportError | None) -> None:
+            if error is not None and not answer.done():
+                answer.set_exception(error)
+
+        session.on_closed = on_closed
+
+    me = Identity(secrets.randbelow(1 << 60), token)
+    session = await connect(address, me, Kind.CONTROL, made)
+    try:
+        session.send(STATUS)
+        async with asyncio.timeout(_SECONDS):
+            return msgspec.msgpack.decode(await answer, type=dict[str, Any])
+    finally:
+        session.abort()

@@ -1,0 +1,128 @@
+"""How bytes are combined: one kernel per layout and operation, on any range of whole elements.
+
+Arithmetic is numpy's, in the dtype of the sources, so a result has the layout of what it was made of. A mean is a sum
+here: slots nest, and only who has the whole sum may divide it (see `divided`).
+"""
+
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime.layout import Layout, decode_layout, leaves_of
+
+Bytes = npt.NDArray[np.uint8]
+
+_UFUNCS: dict[Operation, np.ufunc] = {
+    Operation.SUM: np.add,
+    Operation.MEAN: np.add,
+    Operation.PROD: np.multiply,
+    Operation.MIN: np.minimum,
+    Operation.MAX: np.maximum,
+    Operation.AND: np.bitwise_and,
+    Operation.OR: np.bitwise_or,
+    Operation.XOR: np.bitwise_xor,
+}
+
+_COUNTING = (Operation.SUM, Operation.MEAN, Operation.PROD)
+_INTEGERS = "biu"
+
+
+def problem(layout: Layout, op: Operation) -> str | None:
+    """Why arrays of this layout cannot be combined so, or None."""
+    leaves = leaves_of(layout)
+    if not leaves:
+        return f"{layout} cannot be reduced: sources must be arrays or trees of arrays"
+    for leaf in leaves:
+        dtype = leaf.numpy_dtype()
+        if op is Operation.MEAN and dtype.kind in _INTEGERS:
+            return f"the mean of {dtype.name} is no {dtype.name}: sum them, or put floating-point arrays"
+        if op in _COUNTING and dtype.kind == "b":
+            return f"{op.value} of bool is no bool: use 'or' and 'and', or put integers"
+        if dtype.kind in "USO" or not _defined(op, dtype):
+            return f"{op.value} is not defined for {dtype.name}"
+    return None
+
+
+def _defined(op: Operation, dtype: np.dtype[Any]) -> bool:
+    none = np.empty(0, dtype)
+    try:
+        _UFUNCS[op](none, none, out=none)
+    except (TypeError, np.exceptions.DTypePromotionError):
+        return False
+    return True
+
+
+_ANY_SIZE = 1 << 62
+
+
+class Kernel:
+    """Combines ranges of an object, or of a piece of one that begins at `offset`. What has no meaning becomes zeros:
+    whoever gets it is told why."""
+
+    def __init__(self, layout: bytes, op: Operation, offset: int = 0) -> None:
+        self._ufunc = _UFUNCS[op]
+        self._runs: list[tuple[int, int, np.dtype[Any]]] = []
+        try:
+            decoded = decode_layout(layout, _ANY_SIZE)
+            self.problem = problem(decoded, op)
+        except HopliteError as error:
+            self.problem = str(error)
+        else:
+            if self.problem is None:
+                leaves = sorted(leaves_of(decoded), key=lambda leaf: leaf.offset)
+                spans = [(leaf.offset - offset, leaf.nbytes(), leaf.numpy_dtype()) for leaf in leaves]
+                self._runs = [(start, start + length, dtype) for start, length, dtype in spans if length]
+        self._starts = [start for start, _, _ in self._runs]
+
+    def floor(self, position: int) -> int:
+        """The last place at or before `position` where no element is cut in two."""
+        index = bisect_right(self._starts, position) - 1
+        if index < 0:
+            return position
+        start, end, dtype = self._runs[index]
+        return position if position >= end else start + (position - start) // dtype.itemsize * dtype.itemsize
+
+    def combine(self, out: Bytes, left: Bytes, right: Bytes, start: int, end: int, shift: int = 0) -> None:
+        """out = left op right between two places that cut no element. `right` lies `shift` bytes lower in its array."""
+        if self.problem is not None:
+            out[start:end] = 0
+            return
+        index = max(0, bisect_right(self._starts, start) - 1)
+        for low, high, dtype in self._runs[index:]:
+            low, high = max(low, start), min(high, end)
+            if low >= end:
+                break
+            if low < high:
+                self._ufunc(
+                    left[low:high].view(dtype),
+                    right[low - shift : high - shift].view(dtype),
+                    out=out[low:high].view(dtype),
+                )
+
+
+def combine_bytes(layout: bytes, op: Operation, parts: tuple[bytes, ...]) -> bytes:
+    """Combine small objects, in order."""
+    size = len(parts[0])
+    kernel = Kernel(layout, op)
+    arrays = [np.frombuffer(part, np.uint8) for part in parts]
+    if len(arrays) == 1:
+        return parts[0]
+    out = np.zeros(size, np.uint8)
+    left = arrays[0]
+    with np.errstate(all="ignore"):
+        for right in arrays[1:]:
+            kernel.combine(out, left, right, 0, size)
+            left = out
+    return out.tobytes()
+
+
+def divided(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """A sum's mean, in the sum's dtype."""
+    mean = np.empty_like(array)
+    with np.errstate(all="ignore"):
+        np.divide(array, np.asarray(count).astype(array.dtype), out=mean)
+    return mean

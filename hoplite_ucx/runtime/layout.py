@@ -1,0 +1,198 @@
+"""Layouts: what the bytes of an object mean. The protocol carries them unread; equal layouts can be reduced together.
+
+Three kinds: one array; a tree of dicts, lists and tuples whose leaves are arrays; a bundle, which is a pickle with its
+large buffers beside it. Leaves and buffers begin at multiples of `ALIGNMENT`, so that no element of a leaf ever
+straddles two of them, and vector instructions find what they like.
+
+A layout from the network is checked before anything is built from it: every leaf must lie within the object, and
+a dtype is made from its description alone, never by running code.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Annotated, Any, TypeAlias, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Struct
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+
+ALIGNMENT = 64
+
+Array: TypeAlias = npt.NDArray[Any]
+Size: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+_MAX_DIMENSIONS = 64
+_MAX_DEPTH = 64
+
+
+class Leaf(Struct, frozen=True, array_like=True):
+    """One array: its dtype as numpy describes it, its shape, its order, and where it begins."""
+
+    dtype: Any
+    shape: Annotated[tuple[Size, ...], Meta(max_length=_MAX_DIMENSIONS)]
+    fortran: bool = False
+    offset: Size = 0
+
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return dtype_of(self.dtype)
+
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.numpy_dtype().itemsize
+
+    def on(self, memory: memoryview) -> Array:
+        """The array, on this memory."""
+        dtype = self.numpy_dtype()
+        if self.nbytes() == 0:
+            return np.empty(self.shape, dtype)
+        order = "F" if self.fortran else "C"
+        return np.ndarray(self.shape, dtype, buffer=memory, offset=self.offset, order=cast(Any, order))
+
+    def __str__(self) -> str:
+        order = ", Fortran order" if self.fortran else ""
+        return f"{self.numpy_dtype().name}{list(self.shape)}{order}"
+
+
+class ArrayLayout(Struct, frozen=True, array_like=True, tag="array"):
+    leaf: Leaf
+
+    def __str__(self) -> str:
+        return f"array {self.leaf}"
+
+
+class TreeLayout(Struct, frozen=True, array_like=True, tag="tree"):
+    """`structure` is the tree with its leaves numbered; see `values` for how one is made."""
+
+    structure: Any
+    leaves: tuple[Leaf, ...]
+
+    def __str__(self) -> str:
+        shown = [str(leaf) for leaf in self.leaves[:4]] + ["…"] * (len(self.leaves) > 4)
+        return f"tree of {len(self.leaves)} arrays ({', '.join(shown)})"
+
+
+class BundleLayout(Struct, frozen=True, array_like=True, tag="bundle"):
+    """A pickle of `pickle` bytes, and its buffers: where each begins, and its length."""
+
+    pickle: Size
+    buffers: tuple[tuple[Size, Size], ...] = ()
+
+    def __str__(self) -> str:
+        return "a pickled object"
+
+
+Layout: TypeAlias = ArrayLayout | TreeLayout | BundleLayout
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Layout] = msgspec.msgpack.Decoder(Layout)
+
+
+def encode_layout(layout: Layout) -> bytes:
+    return _encoder.encode(layout)
+
+
+def decode_layout(data: bytes, size: int) -> Layout:
+    """The layout of an object of `size` bytes; refused if any part of it would lie outside."""
+    try:
+        layout = _decoder.decode(data)
+        for start, length in _extents(layout):
+            if start + length > size:
+                raise ValueError(f"it speaks of bytes up to {start + length} of {size}")
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        failure = Failure(
+            FailureKind.INVALID, f"the layout cannot be read: {error}", "run the same hoplite-ucx everywhere"
+        )
+        raise failure.exception() from error
+    return layout
+
+
+def _extents(layout: Layout) -> Iterator[tuple[int, int]]:
+    match layout:
+        case ArrayLayout(leaf):
+            yield leaf.offset, leaf.nbytes()
+        case TreeLayout(_, leaves):
+            for leaf in leaves:
+                yield leaf.offset, leaf.nbytes()
+        case BundleLayout(pickle, buffers):
+            yield 0, pickle
+            yield from buffers
+
+
+def leaves_of(layout: Layout) -> tuple[Leaf, ...]:
+    """The arrays that a reduction works on; a bundle has none."""
+    match layout:
+        case ArrayLayout(leaf):
+            return (leaf,)
+        case TreeLayout(_, leaves):
+            return leaves
+        case BundleLayout():
+            return ()
+
+
+def aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+# --- dtypes -----------------------------------------------------------------------------------------------------
+
+_EXTENSIONS = ("bfloat16",)
+"""Types that numpy knows only when ml_dtypes is there, by name: their `str` says nothing but a width."""
+
+
+@lru_cache(1024)
+def describe_dtype(dtype: np.dtype[Any]) -> Any:
+    """A dtype as plain data, or a ValueError that says why it cannot travel."""
+    if dtype.hasobject:
+        raise ValueError(f"dtype {dtype} holds Python objects")
+    if dtype.name in _EXTENSIONS:
+        return dtype.name
+    if dtype.fields is not None or dtype.subdtype is not None:
+        return np.lib.format.dtype_to_descr(dtype)
+    if dtype.kind == "V" and dtype.type is not np.void:
+        raise ValueError(f"dtype {dtype.name} is not known to numpy itself")
+    return dtype.str
+
+
+def dtype_of(description: Any) -> np.dtype[Any]:
+    if isinstance(description, str):
+        return _named_dtype(description)
+    return _without_objects(np.lib.format.descr_to_dtype(_as_descr(description)))
+
+
+@lru_cache(1024)
+def _named_dtype(name: str) -> np.dtype[Any]:
+    return _extension(name) if name in _EXTENSIONS else _without_objects(np.dtype(name))
+
+
+def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype.hasobject:
+        raise ValueError(f"dtype {dtype} holds Python objects")
+    return dtype
+
+
+def _extension(name: str) -> np.dtype[Any]:
+    try:
+        import ml_dtypes  # only who uses such arrays needs it
+    except ImportError:
+        raise ValueError(f"dtype {name} needs the package ml_dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def _as_descr(description: Any, depth: int = 0) -> Any:
+    """Lists back into the lists of tuples that numpy wants, after a journey through MessagePack."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("the dtype is nested too deeply")
+    if isinstance(description, str):
+        return description
+    if len(description) == 2 and not isinstance(description[0], list | tuple):
+        return (_as_descr(description[0], depth + 1), tuple(description[1]))  # a subarray
+    fields = []
+    for field in description:
+        name = tuple(field[0]) if isinstance(field[0], list) else field[0]
+        rest = (tuple(field[2]),) if len(field) > 2 else ()
+        fields.append((name, _as_descr(field[1], depth + 1), *rest))
+    return fields

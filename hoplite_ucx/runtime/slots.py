@@ -1,0 +1,265 @@
+"""Slots: parts combined in order, each only as far as the one before it, into a segment, as the bytes come.
+
+Bytes that stream in are combined on the thread that received them; what a change of a local segment makes possible is
+done on the combiner's own thread, never on the loop. The first part, when it streams in, is received straight into the
+output; a local one is read where it is. Every further stream has a ring of bounded size, and its sender is held back
+while the ring is full.
+
+One lock per slot, held for one step of every part at most: whoever finds it taken leaves word, and the holder looks
+again.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+
+from hoplite_ucx.runtime.kernels import Bytes, Kernel
+from hoplite_ucx.runtime.store import Segment
+
+RING = 8 << 20
+"""How much of a part may wait for the parts before it."""
+STEP = 512 << 10
+"""How much of a part is combined at a time: little enough to stay in the cache for the next part."""
+_RINGS_KEPT = 8
+
+
+class Combiner:
+    """What the slots of a node share: a thread for local work, and rings that are warm."""
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(1, "hoplite-combine")
+        self._rings: list[Bytes] = []
+        self._lock = threading.Lock()
+
+    def take_ring(self, size: int) -> Bytes:
+        if size >= RING:
+            with self._lock:
+                if self._rings:
+                    return self._rings.pop()
+        return np.empty(min(size, RING), np.uint8)
+
+    def return_ring(self, ring: Bytes) -> None:
+        if len(ring) == RING:
+            with self._lock:
+                if len(self._rings) < _RINGS_KEPT:
+                    self._rings.append(ring)
+
+    def close(self) -> None:
+        self.executor.shutdown(wait=True, cancel_futures=True)
+
+
+class Part:
+    """One part of a slot: memory that is here (a segment, or bytes that came at once), or what streams in."""
+
+    def __init__(self, index: int, segment: Segment | None, start: int) -> None:
+        self.index = index
+        self.segment = segment
+        self.memory: Bytes | None = segment.array if segment is not None else None
+        self.ring: Bytes | None = None
+        self.received = self.combined = start
+        self.sink: PartSink | None = None
+
+    def available(self) -> int:
+        return self.segment.watermark() if self.segment is not None else self.received
+
+
+class Slot:
+    def __init__(
+        self,
+        combiner: Combiner,
+        segment: Segment,
+        kernel: Kernel | None,
+        parts: list[Segment | None],
+        on_combined: Callable[[], None],
+        *,
+        start: int = 0,
+    ) -> None:
+        """Without a kernel there is one part, which is copied as far as it has come."""
+        assert kernel is not None or len(parts) == 1
+        self.segment = segment
+        self._combiner = combiner
+        self._kernel = kernel
+        self._parts = [Part(index, part, start) for index, part in enumerate(parts)]
+        self._on_combined = on_combined
+        self._lock = threading.Lock()
+        self._dirty = False
+        self._done = False
+        segment.raise_watermark(start)
+        for part in self._parts:
+            if part.segment is not None:
+                part.segment.subscribe(self._advance_soon)
+        self._advance_soon()
+
+    def supply(self, index: int, data: bytes) -> None:
+        """All of a small part at once."""
+        with self._lock:
+            part = self._parts[index]
+            part.memory = np.frombuffer(data, np.uint8)
+            part.received = len(data)
+        self._advance_soon()
+
+    def stands_at(self, index: int) -> int:
+        """Where the next stream into a part must begin: anywhere else, bytes would be combined twice or never."""
+        return self._parts[index].combined
+
+    def sink(self, index: int) -> "PartSink":
+        """Where a stream into a part goes; it begins where the part stands."""
+        part = self._parts[index]
+        with self._lock:
+            part.received = part.combined
+            part.sink = PartSink(self, part)
+        return part.sink
+
+    def close(self) -> None:
+        """Nothing is read or written after this."""
+        with self._lock:
+            self._done = True
+            self._let_go()
+
+    # --- combining ---------------------------------------------------------------------------------------------
+
+    def _advance_soon(self) -> None:
+        with suppress(RuntimeError):  # the node is closing
+            self._combiner.executor.submit(self.advance)
+
+    def advance(self) -> None:
+        """Combine as far as the parts have come."""
+        self._dirty = True
+        while self._dirty and not self._done:
+            if not self._lock.acquire(blocking=False):
+                return  # whoever holds it looks again
+            try:
+                self._dirty = False
+                grown, finished = self._step()
+            finally:
+                self._lock.release()
+            for sink in grown:
+                sink.tell()
+            if finished:
+                self._on_combined()
+
+    def _step(self) -> tuple[list["PartSink"], bool]:
+        """Take every part one step further, under the lock."""
+        if self._done:
+            return [], False
+        size = self.segment.size
+        limit = size
+        grown = []
+        for part in self._parts:
+            before = part.combined
+            goal = min(limit, part.available())
+            if part.index == 0 or self._kernel is None:
+                part.combined = self._take_first(part, goal)
+            else:
+                part.combined = self._take(part, self._kernel.floor(goal), self._kernel)
+            if part.combined > before:
+                self._dirty = True
+                if part.sink is not None:
+                    grown.append(part.sink)
+            if part.combined == size and part.ring is not None:
+                self._combiner.return_ring(part.ring)
+                part.ring = None
+            limit = part.combined
+        if limit > self.segment.watermark():
+            self.segment.raise_watermark(limit)
+        if limit == size:
+            self._done = True
+            self._let_go()
+            return grown, True
+        return grown, False
+
+    def _take_first(self, part: Part, goal: int) -> int:
+        """The first part is not touched: the second is combined with it where it lies. Alone, it is copied."""
+        if len(self._parts) == 1 and part.memory is not None:
+            goal = min(goal, part.combined + STEP)
+            self.segment.array[part.combined : goal] = part.memory[part.combined : goal]
+        return goal
+
+    def _take(self, part: Part, goal: int, kernel: Kernel) -> int:
+        start = part.combined
+        first = self._parts[0].memory
+        left = first if part.index == 1 and first is not None else self.segment.array
+        goal = min(goal, start + STEP)
+        if part.memory is not None:
+            right, shift = part.memory, 0
+        else:
+            if goal <= start or part.ring is None:
+                return start
+            right = part.ring
+            place = start % len(right)
+            shift = start - place
+            goal = min(goal, start + len(right) - place)
+        if goal > start:
+            with np.errstate(all="ignore"):
+                kernel.combine(self.segment.array, left, right, start, goal, shift)
+        return max(goal, start)
+
+    def _let_go(self) -> None:
+        for part in self._parts:
+            if part.segment is not None:
+                part.segment.unsubscribe(self._advance_soon)
+
+    # --- streams, by their sinks -------------------------------------------------------------------------------
+
+    def window(self, part: Part, offset: int, length: int) -> memoryview:
+        if part.index == 0:
+            return self.segment.memory[offset : offset + length]
+        if part.ring is None:
+            part.ring = self._combiner.take_ring(self.segment.size)
+        place = offset % len(part.ring)
+        return part.ring.data[place : min(place + length, len(part.ring))]
+
+    def room(self, part: Part) -> int:
+        """How far a part may run ahead of what was combined."""
+        size = self.segment.size
+        return size if part.index == 0 else min(size, part.combined + min(size, RING))
+
+    def end_stream(self, part: Part) -> int:
+        """What has come and was not combined is dropped: the stream reports only what was."""
+        with self._lock:
+            part.received = part.combined
+            part.sink = None
+            if part.ring is not None and part.combined < self.segment.size:
+                self._combiner.return_ring(part.ring)
+                part.ring = None
+            return part.combined
+
+
+class PartSink:
+    """The sink of one stream into one part."""
+
+    def __init__(self, slot: Slot, part: Part) -> None:
+        self._slot = slot
+        self._part = part
+        self._grown: Callable[[], None] | None = None
+        self._inside = threading.local()
+
+    def window(self, offset: int, length: int) -> memoryview:
+        return self._slot.window(self._part, offset, length)
+
+    def arrived(self, end: int) -> None:
+        self._part.received = end
+        self._inside.arriving = True
+        self._slot.advance()
+        self._inside.arriving = False
+
+    def watermark(self) -> int:
+        return self._part.combined
+
+    def limit(self) -> int:
+        return self._slot.room(self._part)
+
+    def subscribe(self, grown: Callable[[], None]) -> None:
+        self._grown = grown
+
+    def tell(self) -> None:
+        """The part moved; whoever is in `arrived` sees it by itself."""
+        if self._grown is not None and not getattr(self._inside, "arriving", False):
+            self._grown()
+
+    def end(self) -> int:
+        self._grown = None
+        return self._slot.end_stream(self._part)

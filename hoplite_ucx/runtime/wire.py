@@ -1,0 +1,256 @@
+"""What a worker and its agent say to each other over their Unix session.
+
+Frames of MessagePack behind a length of four bytes; a reply that hands out memory carries its descriptor beside it. A
+worker's call has a number of its own, which every message about it repeats. Both ends are of one user on one host and
+of one build, yet every length is bounded and every form is checked before anything is done.
+"""
+
+import struct
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from hoplite_ucx.protocol.errors import Failure
+from hoplite_ucx.protocol.ids import Ref
+from hoplite_ucx.protocol.messages import Bytes, Layout, Number, Operation, Text, malformed
+
+WIRE = 1
+MAX_FRAME = 8 << 20
+_LENGTH = struct.Struct("<I")
+
+Timeout: TypeAlias = Annotated[float, Meta(ge=0)] | None
+Refs: TypeAlias = Annotated[tuple[Ref, ...], Meta(max_length=100_000)]
+WorkerId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class _Request(Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Hello(_Request, frozen=True):
+    """The first frame of a session. `background`: the one session whose end means that the worker is gone."""
+
+    wire: Number
+    worker: WorkerId
+    background: bool
+
+
+class PutRequest(_Request, frozen=True):
+    """Small objects come with their bytes; for others the agent answers with memory to fill. `fresh`: the ref was made
+    for this put, so that nobody can have put or deleted it before."""
+
+    call: Number
+    ref: Ref
+    size: Bytes
+    layout: Layout
+    data: bytes | None
+    timeout: Timeout
+    fresh: bool = False
+
+
+class PutProgress(_Request, frozen=True):
+    call: Number
+    watermark: Bytes
+
+
+class PutEnd(_Request, frozen=True):
+    """Every byte is there, and this worker writes no more. `shared`: its user has the memory, and may go on to read."""
+
+    call: Number
+    shared: bool = False
+
+
+class Cancel(_Request, frozen=True):
+    """The caller gave up; no reply is read any more."""
+
+    call: Number
+
+
+class GetRequest(_Request, frozen=True):
+    call: Number
+    ref: Ref
+    timeout: Timeout
+
+
+class WaitRequest(_Request, frozen=True):
+    call: Number
+    refs: Refs
+    count: Number
+    timeout: Timeout
+
+
+class DeleteRequest(_Request, frozen=True):
+    call: Number
+    refs: Refs
+    timeout: Timeout
+
+
+class ReduceRequest(_Request, frozen=True):
+    call: Number
+    target: Ref
+    sources: Refs
+    op: Operation
+    count: Number
+    timeout: Timeout
+    everywhere: bool = False
+    """Every node that has a source will want the result."""
+
+
+class ContributorsRequest(_Request, frozen=True):
+    call: Number
+    ref: Ref
+    timeout: Timeout
+
+
+class StatusRequest(_Request, frozen=True):
+    call: Number
+
+
+class Ping(_Request, frozen=True):
+    call: Number
+
+
+class Released(_Request, frozen=True):
+    """Mappings that are gone. `shared`: a fork since then may have given a copy to a child."""
+
+    pins: tuple[tuple[Number, bool], ...]
+
+
+Request: TypeAlias = (
+    Hello
+    | PutRequest
+    | PutProgress
+    | PutEnd
+    | Cancel
+    | GetRequest
+    | WaitRequest
+    | DeleteRequest
+    | ReduceRequest
+    | ContributorsRequest
+    | StatusRequest
+    | Ping
+    | Released
+)
+
+
+class _Reply(Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Greeting(_Reply, frozen=True):
+    """The agent's answer to `Hello`: which cluster this is, and what the client must know of its store."""
+
+    cluster: Text
+    agent: Text
+    directory: Text
+    inline_limit: Bytes
+    small_limit: Bytes
+    memory: Bytes
+    joined: bool
+
+
+class Space(_Reply, frozen=True):
+    """Memory for a put: a mapping that the worker has (`known`), or the descriptor beside this message."""
+
+    call: Number
+    backing: Number
+    capacity: Bytes
+    known: bool
+
+
+class Stored(_Reply, frozen=True):
+    call: Number
+    existing: bool
+
+
+class Value(_Reply, frozen=True):
+    """A get's value: the bytes, or a descriptor of `capacity` bytes that stays pinned under `pin`."""
+
+    call: Number
+    layout: Layout
+    size: Bytes
+    data: bytes | None
+    pin: Number = 0
+    capacity: Bytes = 0
+
+
+class Ready(_Reply, frozen=True):
+    call: Number
+    ready: Refs
+    rest: Refs
+
+
+class Done(_Reply, frozen=True):
+    call: Number
+
+
+class References(_Reply, frozen=True):
+    call: Number
+    refs: Refs
+
+
+class Report(_Reply, frozen=True):
+    call: Number
+    status: dict[str, Any]
+
+
+class Refused(_Reply, frozen=True):
+    call: Number
+    failure: Failure
+
+
+class Forget(_Reply, frozen=True):
+    """To the background session: this mapping will not be used for puts again."""
+
+    backing: Number
+
+
+Reply: TypeAlias = Greeting | Space | Stored | Value | Ready | Done | References | Report | Refused | Forget
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def frame(message: Request | Reply) -> bytes:
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Takes bytes as they come and gives whole frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        if self._rest:
+            data = self._rest + data
+        frames = []
+        start, end = 0, len(data)
+        while end - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, start)
+            if length > MAX_FRAME:
+                raise malformed(f"a frame of {length} bytes is over the limit of {MAX_FRAME}").exception()
+            begin = start + _LENGTH.size
+            if begin + length > end:
+                break
+            frames.append(data[begin : begin + length])
+            start = begin + length
+        self._rest = data[start:]
+        return frames
+
+
+def decode_request(data: bytes) -> Request:
+    try:
+        return _requests.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise malformed(str(error)).exception() from error
+
+
+def decode_reply(data: bytes) -> Reply:
+    try:
+        return _replies.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise malformed(str(error)).exception() from error

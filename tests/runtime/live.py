@@ -1,0 +1,91 @@
+"""A cluster of real processes on loopback, and hosts of it as tests use them: one client per agent."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime import processes, values
+from hoplite_ucx.runtime.client import Client
+from hoplite_ucx.runtime.cluster import agent_task, directory_task
+from hoplite_ucx.runtime.processes import Child
+from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.workers import socket_name
+
+TOKEN = b"a token for tests"
+RATE = 2e9
+SECONDS = 20.0
+
+
+@dataclass(slots=True)
+class Host:
+    """One agent, and a worker of it in this process."""
+
+    agent: Child
+    client: Client
+
+    @property
+    def name(self) -> str:
+        return socket_name(self.agent.report["cluster"], self.agent.report["agent"])
+
+    def put(self, value: object, ref: ObjectRef | None = None, timeout: float | None = SECONDS) -> ObjectRef:
+        name = ref or ObjectRef.random()
+        self.client.put(name.binary, values.encode(value), timeout, fresh=ref is None)
+        return name
+
+    def get(self, ref: ObjectRef, timeout: float | None = SECONDS) -> Any:
+        ((memory, layout),) = self.client.get([ref.binary], timeout)
+        return values.decode(memory, layout)
+
+    def reduce(self, refs: list[ObjectRef], op: Operation = Operation.SUM, count: int | None = None) -> ObjectRef:
+        target = ObjectRef.random()
+        self.client.reduce(target.binary, [ref.binary for ref in refs], op, count or len(refs), SECONDS)
+        return target
+
+    def status(self) -> dict[str, Any]:
+        return self.client.status()
+
+    def kill(self) -> None:
+        """The agent dies at once."""
+        self.agent.process.kill()
+        self.agent.process.wait()
+
+
+@dataclass(slots=True)
+class Live:
+    directory: Child
+    hosts: list[Host]
+
+    @property
+    def address(self) -> str:
+        return str(self.directory.report["address"])
+
+    def add_host(self, memory: int = 1 << 30) -> Host:
+        task = agent_task(self.address, TOKEN, memory, RATE, "127.0.0.1")
+        agent = processes.spawn("agent", task, tied_to_thread=True)
+        host = Host(agent, Client(socket_name(agent.report["cluster"], agent.report["agent"])))
+        self.hosts.append(host)
+        return host
+
+
+@contextlib.contextmanager
+def live_cluster(count: int, memory: int = 1 << 30) -> Iterator[Live]:
+    starting = [processes.start("agent", tied_to_thread=True) for _ in range(count)]
+    live = Live(processes.spawn("directory", directory_task(TOKEN), tied_to_thread=True), [])
+    try:
+        for process in starting:
+            processes.tell(process, agent_task(live.address, TOKEN, memory, RATE, "127.0.0.1"))
+        for process in starting:
+            agent = processes.await_ready("agent", process)
+            live.hosts.append(Host(agent, Client(socket_name(agent.report["cluster"], agent.report["agent"]))))
+        yield live
+    finally:
+        for host in live.hosts:
+            host.client.close()
+        for host in live.hosts:
+            host.agent.stop()
+        live.directory.stop()
+        for process in starting:
+            if process.poll() is None:
+                processes.abandon(process)

@@ -1,0 +1,203 @@
+"""Objects between real processes on loopback: bytes compared, in every size that goes another way."""
+
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hoplite_ucx.errors import (
+    GetTimeoutError,
+    InvalidRequestError,
+    ObjectDeletedError,
+    StoreFullError,
+)
+from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.store import SMALL
+from tests.runtime.live import Live, live_cluster
+
+SIZES = [0, 1, 1000, 32 << 10, (32 << 10) + 1, SMALL, SMALL + 1, 3_000_001, 20 << 20]
+
+
+def eventually(holds: object, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it did not become so in time"
+        time.sleep(0.02)
+
+
+def random_bytes(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_put_here_get_there(live: Live, size: int) -> None:
+    data = random_bytes(size)
+    ref = live.hosts[0].put(data)
+    for host in live.hosts:
+        assert np.array_equal(host.get(ref), data)
+    live.hosts[0].client.delete([ref.binary], 5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce(live: Live, size: int) -> None:
+    count = size // 8
+    arrays = [np.random.default_rng(seed).integers(0, 1000, count) for seed in range(3)]
+    refs = [host.put(array) for host, array in zip(live.hosts, arrays, strict=True)]
+    target = live.hosts[1].reduce(refs)
+    expected = sum(arrays)
+    for host in live.hosts:
+        assert np.array_equal(host.get(target), expected)
+    assert set(live.hosts[2].client.contributors(target.binary, 5)) == {ref.binary for ref in refs}
+    live.hosts[0].client.delete([ref.binary for ref in [*refs, target]], 5)
+
+
+def test_a_get_waits_for_its_put(live: Live) -> None:
+    ref = ObjectRef.random()
+    data = random_bytes(2 << 20)
+    timer = threading.Timer(0.3, lambda: live.hosts[2].put(data, ref))
+    timer.start()
+    assert np.array_equal(live.hosts[0].get(ref), data)
+    timer.join()
+
+
+def test_everybody_gets_at_once(live: Live) -> None:
+    data = random_bytes(16 << 20)
+    ref = ObjectRef.random()
+    results: list[object] = []
+
+    def get(host: int) -> None:
+        results.append(np.array_equal(live.hosts[host].get(ref), data))
+
+    threads = [threading.Thread(target=get, args=(index % 3,)) for index in range(9)]
+    for thread in threads:
+        thread.start()
+    live.hosts[0].put(data, ref)
+    for thread in threads:
+        thread.join(20)
+    assert results == [True] * 9
+
+
+def test_a_reduce_of_the_first_that_are_ready(live: Live) -> None:
+    refs = [ObjectRef.random() for _ in range(4)]
+    target = live.hosts[0].reduce(refs, count=2)
+    arrays = [np.full(1 << 18, float(index)) for index in range(4)]
+    live.hosts[1].put(arrays[3], refs[3])
+    live.hosts[2].put(arrays[1], refs[1])
+    assert np.array_equal(live.hosts[0].get(target), arrays[3] + arrays[1])
+    assert set(live.hosts[0].client.contributors(target.binary, 5)) == {refs[3].binary, refs[1].binary}
+
+
+def test_several_sources_of_one_host_and_chained_reductions(live: Live) -> None:
+    arrays = [np.full(100_000, float(index)) for index in range(6)]
+    refs = [live.hosts[index % 2].put(array) for index, array in enumerate(arrays)]
+    first = live.hosts[0].reduce(refs[:3], Operation.MAX)
+    second = live.hosts[1].reduce([first, *refs[3:]], Operation.SUM)
+    assert np.array_equal(live.hosts[2].get(second), np.full(100_000, 2.0 + 3 + 4 + 5))
+
+
+def test_trees_reduce_leaf_by_leaf(live: Live) -> None:
+    trees = [
+        {"w": np.full((300, 401), float(index)), "b": [np.arange(7, dtype="i4") * index, np.array(1.5)]}
+        for index in range(3)
+    ]
+    refs = [host.put(tree) for host, tree in zip(live.hosts, trees, strict=True)]
+    result = live.hosts[0].get(live.hosts[0].reduce(refs))
+    assert np.array_equal(result["w"], np.full((300, 401), 3.0))
+    assert np.array_equal(result["b"][0], np.arange(7) * 3)
+    assert result["b"][1] == 4.5
+
+
+def test_a_mismatch_names_it(live: Live) -> None:
+    refs = [live.hosts[0].put(np.zeros(1 << 18)), live.hosts[1].put(np.zeros(1 << 17))]
+    target = live.hosts[0].reduce(refs)
+    with pytest.raises(InvalidRequestError) as caught:
+        live.hosts[0].get(target)
+    assert caught.value.ref == target.binary
+
+
+def test_wait_and_delete(live: Live) -> None:
+    host = live.hosts[0]
+    refs = [ObjectRef.random() for _ in range(3)]
+    live.hosts[1].put("there", refs[1])
+    ready, rest = host.client.wait([ref.binary for ref in refs], 1, 5)
+    assert ready == [refs[1].binary]
+    assert rest == [refs[0].binary, refs[2].binary]
+    ready, rest = host.client.wait([ref.binary for ref in refs], 3, 0.2)
+    assert len(ready) == 1
+    host.client.delete([refs[1].binary], 5)
+    with pytest.raises(ObjectDeletedError):
+        live.hosts[2].get(refs[1])
+
+
+def test_time_limits(live: Live) -> None:
+    ref = ObjectRef.random()
+    started = time.monotonic()
+    with pytest.raises(GetTimeoutError, match=ref.hex()[:8]):
+        live.hosts[0].get(ref, timeout=0.3)
+    assert 0.25 < time.monotonic() - started < 3
+    with pytest.raises(TimeoutError):
+        live.hosts[0].get(ref, timeout=0)
+
+
+def test_arrays_outlive_their_object(live: Live) -> None:
+    data = random_bytes(5 << 20)
+    host = live.hosts[1]
+    ref = live.hosts[0].put(data)
+    array = host.get(ref)
+    host.client.delete([ref.binary], 5)
+    for seed in range(5):  # what would be recycled if it were not in use
+        other = host.put(random_bytes(5 << 20, seed + 1))
+        host.get(other)
+        host.client.delete([other.binary], 5)
+    assert np.array_equal(array, data)
+
+
+def test_memory_comes_back(live: Live) -> None:
+    host = live.hosts[0]
+    before = host.status()["memory"]["used"]
+    refs = [host.put(random_bytes(4 << 20)) for _ in range(5)]
+    arrays = [host.get(ref) for ref in refs]
+    host.client.delete([ref.binary for ref in refs], 5)
+    assert host.status()["memory"]["used"] >= before + (20 << 20)
+    del arrays
+    eventually(lambda: host.status()["memory"]["used"] <= before)
+
+
+def test_a_put_again_keeps_the_first_value(live: Live) -> None:
+    ref = live.hosts[0].put(random_bytes(1 << 20, 1))
+    live.hosts[1].put(random_bytes(1 << 20, 2), ref)
+    assert np.array_equal(live.hosts[2].get(ref), random_bytes(1 << 20, 1))
+
+
+def test_bundles_travel(live: Live) -> None:
+    value = {"model": "x", "weights": random_bytes(1 << 20), "at": {1, 2}}
+    ref = live.hosts[0].put(value)
+    result = live.hosts[1].get(ref)
+    assert pickle.dumps(result["weights"]) == pickle.dumps(value["weights"])
+    assert result["at"] == {1, 2}
+
+
+def test_a_full_store_says_so() -> None:
+    with live_cluster(1, memory=8 << 20) as live:
+        host = live.hosts[0]
+        ref = host.put(random_bytes(5 << 20))
+        with pytest.raises(StoreFullError, match=ref.hex()[:8]):
+            host.put(random_bytes(5 << 20))
+        with pytest.raises(MemoryError):
+            host.put(random_bytes(50 << 20))
+        host.client.delete([ref.binary], 5)
+        data = random_bytes(5 << 20)
+        assert np.array_equal(host.get(host.put(data)), data)
+
+
+def test_many_small_objects_leave_nothing(live: Live) -> None:
+    host, other = live.hosts[0], live.hosts[1]
+    used = host.status()["memory"]["used"]
+    for _ in range(10):
+        refs = [host.put(b"x" * 500) for _ in range(100)]
+        other.client.get([ref.binary for ref in refs], 10)
+        host.client.delete([ref.binary for ref in refs], 10)
+    eventually(lambda: host.status()["memory"]["used"] <= used)

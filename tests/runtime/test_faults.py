@@ -1,0 +1,263 @@
+"""Processes that die or stop in the middle of things: every wait ends, in a value or in a typed error."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hoplite_ucx as hoplite
+from hoplite_ucx.errors import ClosedError, HopliteError, ObjectLostError
+from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.cluster import directory_task
+from hoplite_ucx.runtime.refs import ObjectRef
+from tests.runtime.live import TOKEN, Host, live_cluster
+from tests.runtime.test_cluster import eventually, random_bytes
+
+WRITER = """
+import os, sys, time
+import numpy as np
+import hoplite_ucx as hoplite
+hoplite.init(sys.argv[1], agent=sys.argv[2])
+draft = hoplite.create(4 << 20, ref=hoplite.ObjectRef(bytes.fromhex(sys.argv[3])))
+draft.array[: 1 << 20] = 1
+draft.advance(8 << 20)
+print("half", flush=True)
+time.sleep(60)
+"""
+
+
+def start_writer(address: str, host: Host, ref: ObjectRef) -> "subprocess.Popen[str]":
+    """A worker that has written a quarter of an object, and goes no further."""
+    command = [sys.executable, "-c", WRITER, address, host.agent.report["agent"], ref.hex()]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "half\n"
+    writer.stdout.close()
+    return writer
+
+
+def in_background(function: object) -> tuple[threading.Thread, list[object]]:
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(function())  # type: ignore[operator]
+        except HopliteError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def test_a_worker_killed_in_the_middle_of_a_put() -> None:
+    with live_cluster(2) as live:
+        ref = ObjectRef.random()
+        used = live.hosts[0].status()["memory"]["used"]
+        writer = start_writer(live.address, live.hosts[0], ref)
+        thread, outcome = in_background(lambda: live.hosts[1].get(ref))
+        eventually(lambda: any(link["bytes"] >= 8 << 20 for link in live.hosts[1].status()["links"]))
+        writer.kill()
+        writer.wait()
+        thread.join(10)
+        assert isinstance(outcome[0], ObjectLostError), outcome
+        assert outcome[0].ref == ref.binary
+        for host in live.hosts:
+            eventually(lambda host=host: host.status()["memory"]["used"] <= used)
+        data = random_bytes(1 << 20)
+        live.hosts[0].put(data, ref)
+        assert np.array_equal(live.hosts[1].get(ref), data)
+
+
+def test_the_only_holder_dies() -> None:
+    with live_cluster(2) as live:
+        ref = live.hosts[0].put(random_bytes(1 << 20))
+        live.hosts[0].kill()
+        with pytest.raises(HopliteError):
+            live.hosts[1].get(ref, timeout=2)
+        with pytest.raises(ClosedError) as caught:
+            live.hosts[0].put(1)
+        assert "hoplite start" in caught.value.remedy
+
+
+def test_a_call_under_way_ends_when_the_agent_dies() -> None:
+    with live_cluster(1) as live:
+        thread, outcome = in_background(lambda: live.hosts[0].get(ObjectRef.random(), timeout=None))
+        time.sleep(0.2)
+        live.hosts[0].kill()
+        thread.join(5)
+        assert isinstance(outcome[0], ClosedError)
+
+
+def test_a_relay_dies_in_the_middle_of_a_broadcast() -> None:
+    data = random_bytes(96 << 20)
+    with live_cluster(4) as live:
+        ref = live.hosts[0].put(data)
+        waits = [in_background(lambda host=host: np.array_equal(host.get(ref), data)) for host in live.hosts[1:]]
+        time.sleep(0.03)
+        live.hosts[1].kill()
+        for thread, _ in waits:
+            thread.join(20)
+        assert [outcome for _, outcome in waits[1:]] == [[True], [True]]
+
+
+def test_a_source_dies_in_the_middle_of_a_reduce() -> None:
+    arrays = [np.random.default_rng(seed).integers(0, 100, 6 << 20) for seed in range(4)]
+    with live_cluster(4) as live:
+        refs = [host.put(array) for host, array in zip(live.hosts, arrays, strict=True)]
+        target = live.hosts[0].reduce(refs, count=3)
+        thread, outcome = in_background(lambda: live.hosts[0].get(target))
+        time.sleep(0.02)
+        live.hosts[3].kill()
+        thread.join(20)
+        assert isinstance(outcome[0], np.ndarray), outcome
+        chosen = [refs.index(ObjectRef(ref)) for ref in live.hosts[0].client.contributors(target.binary, 5)]
+        assert len(chosen) == 3
+        assert np.array_equal(outcome[0], sum(arrays[index] for index in chosen))
+
+
+def test_a_stopped_agent_is_passed_by() -> None:
+    data = random_bytes(32 << 20)
+    with live_cluster(3) as live:
+        ref = live.hosts[0].put(data)
+        assert np.array_equal(live.hosts[1].get(ref), data)
+        os.kill(live.hosts[0].agent.process.pid, signal.SIGSTOP)
+        try:
+            assert np.array_equal(live.hosts[2].get(ref), data)
+        finally:
+            os.kill(live.hosts[0].agent.process.pid, signal.SIGCONT)
+        other = random_bytes(1 << 20, 5)
+        assert np.array_equal(live.hosts[0].get(live.hosts[1].put(other)), other)
+
+
+def test_the_directory_is_restarted() -> None:
+    data = random_bytes(4 << 20)
+    with live_cluster(2) as live:
+        ref = live.hosts[0].put(data)
+        port = int(live.address.rsplit(":", 1)[1])
+        cluster = live.directory.report["cluster"]
+        live.directory.process.kill()
+        live.directory.stop()
+        thread, outcome = in_background(lambda: np.array_equal(live.hosts[1].get(ref), data))
+        time.sleep(0.2)
+        task = directory_task(TOKEN, port=port, cluster=cluster, successor=True)
+        live.directory = processes.spawn("directory", task, tied_to_thread=True)
+        thread.join(15)
+        assert outcome == [True]
+        assert live.hosts[0].get(live.hosts[1].put("new")) == "new"
+
+
+def children_of(parent: int) -> list[int]:
+    listing = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in listing]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_an_embedded_cluster_ends_with_its_process(where: str) -> None:
+    start = {"main": "hoplite.init()", "thread": "t = threading.Thread(target=hoplite.init); t.start(); t.join()"}[
+        where
+    ]
+    code = f"import hoplite_ucx as hoplite, threading, time\n{start}\nprint(hoplite.get(hoplite.put(5)), flush=True)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code + "time.sleep(60)"], stdout=subprocess.PIPE, text=True, env=without_address()
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "5\n"
+    children = children_of(process.pid)
+    assert len(children) == 2
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    eventually(lambda: not any(alive(child) for child in children), 5)
+
+
+def without_address() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("HOPLITE_")}
+
+
+def test_use_before_init_and_after_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ClosedError, match="init"):
+        hoplite.put(1)
+    hoplite.init(memory=64 << 20)
+    array = hoplite.get(hoplite.put(np.arange(1 << 18)))
+    hoplite.shutdown()
+    hoplite.shutdown()
+    assert array[100] == 100
+    assert not hoplite.is_initialized()
+    assert "HOPLITE_ADDRESS" not in os.environ
+    with pytest.raises(ClosedError, match="init"):
+        hoplite.get(hoplite.new_ref())
+    with hoplite.scope():
+        pass
+
+
+def test_a_program_ends_although_calls_are_open() -> None:
+    code = (
+        "import asyncio, threading, hoplite_ucx as hoplite\n"
+        "from hoplite_ucx import aio\n"
+        "hoplite.init()\n"
+        "async def main():\n"
+        "    open_call = asyncio.create_task(aio.get(hoplite.new_ref(), timeout=None))\n"
+        "    await asyncio.sleep(0.1)\n"
+        "asyncio.run(main())\n"
+        "wait = lambda: hoplite.get(hoplite.new_ref(), timeout=None)\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
+        "print('end')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=without_address(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "end\n"
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_embedded_cluster_without_its_directory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    hoplite.init(memory=64 << 20)
+    try:
+        thread, outcome = in_background(lambda: hoplite.get(hoplite.new_ref(), timeout=None))
+        (directory,) = [c for c in children_of(os.getpid()) if "directory" in Path(f"/proc/{c}/cmdline").read_text()]
+        os.kill(directory, signal.SIGKILL)
+        thread.join(15)
+        assert isinstance(outcome[0], ClosedError)
+    finally:
+        hoplite.shutdown()
+
+
+def test_no_agent_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClosedError, match="hoplite start"):
+        hoplite.init("127.0.0.1:1")
+    for address in ("nonsense", "host:port", ":7777", "127.0.0.1:99999"):
+        with pytest.raises(HopliteError):
+            hoplite.init(address)
+    monkeypatch.setenv("HOPLITE_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(HopliteError):
+        hoplite.init(memory=1 << 20)
+
+
+def test_several_agents_on_one_host_must_be_named() -> None:
+    with live_cluster(2) as live:
+        with pytest.raises(HopliteError, match="several agents"):
+            hoplite.init(live.address)
+        hoplite.init(live.address, agent=live.hosts[1].agent.report["agent"])
+        try:
+            ref = live.hosts[0].put("over there")
+            assert hoplite.get(ref, timeout=10) == "over there"
+        finally:
+            hoplite.shutdown()

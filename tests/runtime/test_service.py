@@ -1,0 +1,130 @@
+"""`hoplite start` and `hoplite status`, as a user runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import hoplite_ucx as hoplite
+from hoplite_ucx.cli import app
+from tests.runtime.test_cluster import eventually
+from tests.runtime.test_faults import alive, children_of, without_address
+
+HOPLITE = [sys.executable, "-c", "from hoplite_ucx.cli import main; main()"]
+ENVIRONMENT = {**without_address(), "HOPLITE_TOKEN": "a token"}
+
+
+@contextmanager
+def service(*options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+    command = [*HOPLITE, "start", "--json", "--memory", "64MiB", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stdout is not None
+    try:
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+
+
+def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [*HOPLITE, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT | environment, timeout=60, check=False
+    )
+
+
+def test_a_head_and_another_agent() -> None:
+    with service("--head", "--port", "0") as (head, report):
+        children = children_of(head.pid)
+        assert len(children) == 2
+        with service("--address", report["address"]) as (_, other):
+            assert other["cluster"] == report["cluster"]
+            assert other["agent"] != report["agent"]
+            hoplite.init(report["address"], agent=other["agent"])
+            try:
+                ref = hoplite.put(np.arange(1 << 18))
+                status = json.loads(run("status", "--json", "--address", report["address"]).stdout)
+                assert len(status["cluster"]["nodes"]) == 2
+                agents = {agent["agent"]: agent for agent in status["agents"]}
+                assert agents[other["agent"]]["largest"][0]["ref"] == ref.hex()
+                shown = run("status", HOPLITE_ADDRESS=report["address"])
+                assert ref.hex()[:16] in shown.stdout
+            finally:
+                hoplite.shutdown()
+        wrong = run("status", "--address", report["address"], HOPLITE_TOKEN="wrong")
+        assert wrong.returncode == 1
+        assert "token" in wrong.stderr
+    eventually(lambda: not any(alive(child) for child in children), 5)
+
+
+def test_a_directory_that_crashes_is_started_again() -> None:
+    with service("--head", "--port", "0") as (head, report):
+        hoplite.init(report["address"])
+        try:
+            ref = hoplite.put(np.arange(1 << 18))
+            (directory,) = [child for child in children_of(head.pid) if _role(child) == "directory"]
+            os.kill(directory, signal.SIGKILL)
+            eventually(lambda: any(_role(c) == "directory" for c in children_of(head.pid) if c != directory), 20)
+            assert hoplite.get(hoplite.put("after"), timeout=20) == "after"
+            assert hoplite.get(ref, timeout=20)[5] == 5
+        finally:
+            hoplite.shutdown()
+
+
+def test_a_service_whose_agent_dies_ends() -> None:
+    with service("--head", "--port", "0") as (head, _):
+        (agent,) = [child for child in children_of(head.pid) if _role(child) == "agent"]
+        os.kill(agent, signal.SIGKILL)
+        assert head.wait(10) == 1
+
+
+def test_a_service_that_is_killed_leaves_nothing() -> None:
+    with service("--head", "--port", "0") as (head, _):
+        children = children_of(head.pid)
+        head.kill()
+        eventually(lambda: not any(alive(child) for child in children), 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["start"], "--head"),
+        (["start", "--head", "--address", "127.0.0.1:1"], "--head"),
+        (["start", "--address", "127.0.0.1:1"], "nobody listens there"),
+        (["start", "--address", "nonsense"], "no address"),
+        (["start", "--head", "--memory", "much"], "--memory"),
+        (["status", "--address", "127.0.0.1:1"], "nobody listens there"),
+        (["status", "--address", "nonsense"], "no address"),
+    ],
+)
+def test_bad_input(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code != 0
+    assert says in done.stderr.replace("\n", " "), done.stderr
+
+
+def test_listening_elsewhere_needs_a_token(tmp_path: Path) -> None:
+    elsewhere = ["start", "--head", "--host", "0.0.0.0", "--port", "0"]
+    done = CliRunner().invoke(app, elsewhere, env={"HOPLITE_TOKEN": ""})
+    assert done.exit_code == 1
+    assert "HOPLITE_TOKEN" in done.stderr
+    (tmp_path / "empty").touch()
+    for name in ("missing", "empty"):
+        environment = {"HOPLITE_TOKEN": None, "HOPLITE_TOKEN_FILE": str(tmp_path / name)}
+        done = CliRunner().invoke(app, ["start", "--head"], env=environment)
+        assert done.exit_code == 1
+        assert "token file" in done.stderr
+
+
+def _role(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[3]

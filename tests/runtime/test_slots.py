@@ -1,0 +1,198 @@
+"""Slots on real threads: parts in order, rings that hold senders back, streams that end early and resume."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime import values
+from hoplite_ucx.runtime.kernels import Kernel
+from hoplite_ucx.runtime.local import LocalStreams
+from hoplite_ucx.runtime.slots import RING, Combiner, PartSink, Slot
+from hoplite_ucx.runtime.store import Backing, Segment
+
+SIZE = 3 * RING
+
+
+@pytest.fixture
+def combiner() -> Iterator[Combiner]:
+    combiner = Combiner()
+    yield combiner
+    combiner.close()
+
+
+def segment(data: np.ndarray | None = None, size: int = 0) -> Segment:
+    size = data.nbytes if data is not None else size
+    made = Segment(1, size)
+    made.back(Backing(1, None, np.zeros(size, np.uint8)))
+    if data is not None:
+        made.memory[:] = data.tobytes()
+        made.raise_watermark(size)
+    return made
+
+
+def feed(sink: PartSink, data: bytes, start: int, end: int, step: int = 300_001) -> int:
+    """Write as a link does, as far as the sink takes it; returns how far that was."""
+    at = start
+    while at < min(end, sink.limit()):
+        window = sink.window(at, min(step, end - at, sink.limit() - at))
+        window[:] = data[at : at + len(window)]
+        at += len(window)
+        sink.arrived(at)
+    return at
+
+
+class Output:
+    def __init__(self, combiner: Combiner, parts: list[Segment | None], like: np.ndarray) -> None:
+        self.segment = segment(size=like.nbytes)
+        self.done = threading.Event()
+        layout = values.encode(like).layout
+        self.slot = Slot(combiner, self.segment, Kernel(layout, Operation.SUM), parts, self.done.set)
+
+    def array(self) -> np.ndarray:
+        assert self.done.wait(10)
+        return np.frombuffer(bytes(self.segment.memory), np.float64)
+
+
+def arrays(count: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(3)
+    return [generator.random(SIZE // 8) for _ in range(count)]
+
+
+def test_local_parts(combiner: Combiner) -> None:
+    one, two, three = arrays(3)
+    output = Output(combiner, [segment(one), segment(two), segment(three)], one)
+    assert np.array_equal(output.array(), one + two + three)
+
+
+def test_one_local_part_is_copied(combiner: Combiner) -> None:
+    (one,) = arrays(1)
+    assert np.array_equal(Output(combiner, [segment(one)], one).array(), one)
+
+
+def test_a_growing_part_is_copied_without_a_kernel(combiner: Combiner) -> None:
+    (one,) = arrays(1)
+    growing, target, done = segment(size=SIZE), segment(size=SIZE), threading.Event()
+    Slot(combiner, target, None, [growing], done.set)
+    growing.memory[:] = one.tobytes()
+    growing.raise_watermark(12_345)
+    growing.raise_watermark(SIZE)
+    assert done.wait(10)
+    assert bytes(target.memory) == one.tobytes()
+
+
+@pytest.mark.parametrize("order", ["own first", "stream first"])
+def test_a_stream_and_an_own_part(combiner: Combiner, order: str) -> None:
+    own, other = arrays(2)
+    parts = [segment(own), None] if order == "own first" else [None, segment(own)]
+    output = Output(combiner, parts, own)
+    sink = output.slot.sink(parts.index(None))
+    data, at = other.tobytes(), 0
+    while at < SIZE:
+        at = feed(sink, data, at, SIZE)
+    assert np.array_equal(output.array(), own + other)
+    assert sink.watermark() == SIZE
+    assert sink.end() == SIZE
+
+
+def test_a_part_waits_for_the_one_before_it(combiner: Combiner) -> None:
+    """The second stream fills its ring and no more, until the first one comes."""
+    own, first, second = arrays(3)
+    output = Output(combiner, [segment(own), None, None], own)
+    early, late = output.slot.sink(2), output.slot.sink(1)
+    grown = threading.Event()
+    early.subscribe(grown.set)
+    at = feed(early, second.tobytes(), 0, SIZE)
+    assert at == RING
+    assert early.watermark() == 0
+    assert not grown.is_set()
+    feed(late, first.tobytes(), 0, SIZE)
+    assert grown.wait(5)
+    while at < SIZE:
+        at = feed(early, second.tobytes(), at, SIZE)
+    assert np.array_equal(output.array(), (own + first) + second)
+
+
+def test_a_stream_that_ends_early_resumes_at_what_was_combined(combiner: Combiner) -> None:
+    own, first, second = arrays(3)
+    output = Output(combiner, [segment(own), None, None], own)
+    one, two = output.slot.sink(1), output.slot.sink(2)
+    feed(one, first.tobytes(), 0, 1_000_003)
+    feed(two, second.tobytes(), 0, 2_000_005)
+    assert two.end() == two.watermark() <= 1_000_003
+    stands = one.end()
+    assert stands == 1_000_003 // 8 * 8
+    for part, data in ((1, first), (2, second)):
+        assert output.slot.stands_at(part) == (stands if part == 1 else two.watermark())
+        sink = output.slot.sink(part)
+        at = sink.watermark()
+        while at < SIZE:
+            at = feed(sink, data.tobytes(), at, SIZE)
+    assert np.array_equal(output.array(), (own + first) + second)
+
+
+def test_a_part_that_comes_at_once(combiner: Combiner) -> None:
+    own, other = (np.arange(100.0), np.arange(100.0) * 2)
+    output = Output(combiner, [segment(own), None], own)
+    output.slot.supply(1, other.tobytes())
+    assert np.array_equal(output.array(), own + other)
+
+
+def test_a_closed_slot_writes_no_more(combiner: Combiner) -> None:
+    own, other = arrays(2)
+    output = Output(combiner, [segment(own), None], own)
+    sink = output.slot.sink(1)
+    feed(sink, other.tobytes(), 0, 1 << 20)
+    output.slot.close()
+    before = bytes(output.segment.memory)
+    sink.window(1 << 20, 100)[:] = bytes(100)
+    sink.arrived((1 << 20) + 100)
+    assert bytes(output.segment.memory) == before
+    assert not output.done.is_set()
+
+
+def test_the_watermark_follows_growing_parts(combiner: Combiner) -> None:
+    """A part that is itself being combined: the output grows with it."""
+    own, other = arrays(2)
+    growing = segment(size=SIZE)
+    output = Output(combiner, [segment(own), growing], own)
+    risen = threading.Event()
+    output.segment.subscribe(risen.set)
+    growing.memory[:] = other.tobytes()
+    growing.raise_watermark(SIZE // 2 + 3)
+    assert risen.wait(5)
+    growing.raise_watermark(SIZE)
+    assert np.array_equal(output.array(), own + other)
+
+
+def test_a_slot_fed_from_its_own_node(combiner: Combiner) -> None:
+    own, other = arrays(2)
+    output = Output(combiner, [segment(own), None], own)
+    streams = LocalStreams(combiner.executor)
+    received, served = threading.Event(), threading.Event()
+    ends: list[int] = []
+    streams.receive((1, 1), output.slot.sink(1), 0, SIZE, lambda end: (ends.append(end), received.set()))
+    streams.serve((1, 1), segment(other), served.set)
+    assert received.wait(10)
+    assert served.wait(10)
+    assert ends == [SIZE]
+    assert np.array_equal(output.array(), own + other)
+
+
+def test_a_local_stream_that_nobody_receives_is_closed(combiner: Combiner) -> None:
+    streams = LocalStreams(combiner.executor)
+    served = threading.Event()
+    streams.serve((1, 2), segment(arrays(1)[0]), served.set)
+    assert served.wait(5)
+
+
+def test_a_local_stream_is_cancelled(combiner: Combiner) -> None:
+    own = arrays(1)[0]
+    output = Output(combiner, [segment(own), None], own)
+    streams = LocalStreams(combiner.executor)
+    received = threading.Event()
+    streams.receive((1, 3), output.slot.sink(1), 0, SIZE, lambda _: received.set())
+    streams.cancel((1, 3))
+    assert received.wait(5)

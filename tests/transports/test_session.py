@@ -1,0 +1,263 @@
+"""Sessions on real sockets: frames in order, bounds, and how they end."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from hoplite_ucx.transports import session as sessions
+from hoplite_ucx.transports.addresses import parse_address, socket_address
+from hoplite_ucx.transports.errors import (
+    ConnectionLostError,
+    HandshakeError,
+    OverloadError,
+    RefusedError,
+    TransportError,
+    UnreachableError,
+    ViolationError,
+    WrongTokenError,
+)
+from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.session import Listener, Session, connect, probe
+
+TOKEN = b"a token"
+
+
+class End:
+    """One end of a session, and what happened there."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.frames: list[bytes] = []
+        self.closes: list[TransportError | None] = []
+        self.happened = asyncio.Event()
+
+    def made(self, session: Session) -> None:
+        self.session = session
+        session.on_frame = self.on_frame
+        session.on_closed = self.on_closed
+        self.happened.set()
+
+    def on_frame(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        self.happened.set()
+
+    def on_closed(self, error: TransportError | None) -> None:
+        self.closes.append(error)
+        self.happened.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self.happened.clear()
+                await self.happened.wait()
+
+
+class Server:
+    def __init__(self) -> None:
+        self.end = End()
+        self.refused: list[TransportError] = []
+        self.address = ""
+
+
+@asynccontextmanager
+async def serving(max_frame: int = sessions.MAX_FRAME):  # type: ignore[no-untyped-def]
+    server = Server()
+    handlers = {Kind.PEER: server.end.made, Kind.CONTROL: server.end.made}
+    listener = Listener(Identity(1, TOKEN), handlers, on_refused=server.refused.append, max_frame=max_frame)
+    server.address = await listener.start("127.0.0.1")
+    try:
+        yield server
+    finally:
+        await listener.close()
+        if server.end.session is not None:
+            server.end.session.abort()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(asyncio.wait_for(work, 30))
+
+    return run
+
+
+def test_frames_keep_their_order_both_ways(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        async with serving() as server:
+            end = End()
+            session = await connect(server.address, Identity(2, TOKEN), Kind.PEER, end.made, expect=1)
+            frames = [bytes([n % 256]) * size for n, size in enumerate([0, 1, 3, 4, 5, 70_000, 1 << 20, 0, 10] * 20)]
+            for frame in frames:
+                session.send(frame)
+            await server.end.until(lambda: len(server.end.frames) == len(frames))
+            assert server.end.frames == frames
+            assert server.end.session.peer.node == 2
+            for frame in reversed(frames):
+                server.end.session.send(frame)
+            await end.until(lambda: len(end.frames) == len(frames))
+            assert end.frames == frames[::-1]
+            session.send(b"last")
+            session.close()
+            await server.end.until(lambda: server.end.closes)
+            assert server.end.frames[-1] == b"last"
+            assert isinstance(server.end.closes[0], ConnectionLostError)
+            await end.until(lambda: end.closes)
+            assert end.closes == [None]
+            session.send(b"into the void")
+            session.close()
+
+    run(work())
+
+
+def test_a_session_closed_by_a_handler_delivers_nothing_more(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        async with serving() as server:
+            session = await connect(server.address, Identity(2, TOKEN), Kind.PEER, End().made)
+            seen: list[bytes] = []
+
+            def on_frame(frame: bytes) -> None:
+                seen.append(frame)
+                server.end.session.close()
+
+            await server.end.until(lambda: server.end.session)
+            server.end.session.on_frame = on_frame
+            session._transport.write(b"\1\0\0\0a\1\0\0\0b")  # type: ignore[union-attr]
+            await server.end.until(lambda: server.end.closes)
+            assert seen == [b"a"]
+
+    run(work())
+
+
+def test_a_frame_that_is_too_long_ends_the_session(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        async with serving(max_frame=1000) as server:
+            end = End()
+            session = await connect(server.address, Identity(2, TOKEN), Kind.PEER, end.made)
+            session.send(b"x" * 1000)
+            session.send(b"x" * 1001)
+            await server.end.until(lambda: server.end.closes)
+            assert isinstance(server.end.closes[0], ViolationError)
+            assert "1001" in str(server.end.closes[0])
+            await end.until(lambda: end.closes)
+            assert isinstance(end.closes[0], ConnectionLostError)
+            small = await connect(server.address, Identity(2, TOKEN), Kind.PEER, End().made, max_frame=10)
+            with pytest.raises(ValueError, match="longer"):
+                small.send(b"x" * 11)
+            small.abort()
+
+    run(work())
+
+
+def test_a_peer_that_does_not_read_is_given_up(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_UNSENT", 8 << 20)
+
+    async def work() -> None:
+        async with serving() as server:
+            end = End()
+            session = await connect(server.address, Identity(2, TOKEN), Kind.PEER, end.made)
+            await server.end.until(lambda: server.end.session)
+            server.end.session._transport.pause_reading()
+            async with asyncio.timeout(10):
+                while session.open:
+                    session.send(b"x" * (1 << 20))
+                    await asyncio.sleep(0)
+            await end.until(lambda: end.closes)
+            assert isinstance(end.closes[0], OverloadError)
+
+    run(work())
+
+
+def test_who_is_refused_is_told_why(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        async with serving() as server:
+            with pytest.raises(WrongTokenError, match="HOPLITE_TOKEN"):
+                await connect(server.address, Identity(2, b"wrong"), Kind.PEER, End().made)
+            with pytest.raises(HandshakeError, match="takes no connection for bulk"):
+                await connect(server.address, Identity(2, TOKEN), Kind.BULK, End().made)
+            assert isinstance(server.refused[0], WrongTokenError)
+
+    run(work())
+
+
+def test_nobody_there(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            address = socket_address(sock.getsockname())
+            assert await probe(address) is True
+        assert await probe(address) is False
+        with pytest.raises(RefusedError, match=address):
+            await connect(address, Identity(2, TOKEN), Kind.PEER, End().made)
+
+    run(work())
+
+
+def test_a_server_that_says_nothing(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            address = socket_address(sock.getsockname())
+            with pytest.raises(UnreachableError, match="handshake"):
+                await connect(address, Identity(2, TOKEN), Kind.PEER, End().made)
+
+    run(work())
+
+
+def test_garbage_and_silence_are_refused_while_others_are_served(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        async with serving() as server:
+            where = parse_address(server.address)
+            silent = [await asyncio.open_connection(*where) for _ in range(10)]
+            _, noisy = await asyncio.open_connection(*where)
+            noisy.write(b"\xff" * 10_000)
+            session = await connect(server.address, Identity(2, TOKEN), Kind.CONTROL, End().made)
+            session.send(b"hello")
+            await server.end.until(lambda: server.end.frames)
+            for reader, writer in silent:
+                assert await reader.read() == b""
+                writer.close()
+            noisy.close()
+            async with asyncio.timeout(5):
+                while len(server.refused) < 11:
+                    await asyncio.sleep(0.01)
+            assert all(error.remedy for error in server.refused)
+            session.abort()
+
+    run(work())
+
+
+def test_a_reset_is_noticed(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        async with serving() as server:
+            loop = asyncio.get_running_loop()
+
+            def connect_and_reset() -> None:
+                with socket.create_connection(parse_address(server.address)) as sock:
+                    run_blocking(client(Identity(2, TOKEN), Kind.PEER, server.address), sock, server.address)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+            await loop.run_in_executor(None, connect_and_reset)
+            await server.end.until(lambda: server.end.closes)
+            assert isinstance(server.end.closes[0], ConnectionLostError)
+
+    run(work())
+
+
+def test_many_at_once(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        async with serving() as server:
+            opened = [connect(server.address, Identity(n, TOKEN), Kind.PEER, End().made) for n in range(300)]
+            made = await asyncio.gather(*opened)
+            assert not server.refused
+            for session in made:
+                session.close()
+            await server.end.until(lambda: len(server.end.closes) == 300)
+
+    run(work())

@@ -1,0 +1,152 @@
+"""The TCP transport keeps what every transport must, and believes no peer that breaks the rules of its frames."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from hoplite_ucx.transports.addresses import parse_address, socket_address
+from hoplite_ucx.transports.conformance import CHECKS, Maker
+from hoplite_ucx.transports.conformance.tools import Receiving, Serving, filled, is_filled, wait_until
+from hoplite_ucx.transports.errors import ViolationError
+from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking, server
+from hoplite_ucx.transports.interface import Fault, Side
+from hoplite_ucx.transports.tcp import receiving, sending
+from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint
+from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record
+
+KEY = (2, 1)
+SIZE = 100_000
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_conformance(check: Callable[[Maker], None]) -> None:
+    check(TcpEndpoint)
+
+
+@contextmanager
+def false_sender(talk: Callable[[socket.socket, int], None]) -> Iterator[str]:
+    """A sender that proves the token, hears of one stream, and then says what the test wants."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        sock, _ = listening.accept()
+        with sock:
+            run_blocking(server(Identity(1, b""), {Kind.BULK}, "receiver"), sock, "receiver")
+            what, channel, limit, *key = RECORD.unpack(sock.recv(RECORD.size, socket.MSG_WAITALL))
+            assert (what, limit, tuple(key)) == (Record.OPEN, SIZE, KEY)
+            talk(sock, channel)
+            sock.settimeout(5)
+            with suppress(ConnectionResetError):
+                while sock.recv(1000):
+                    pass
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with listening:
+        yield socket_address(listening.getsockname())
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "length", "offset"),
+    [
+        (0, 1 << 31, 0),  # longer than any frame
+        (0, 0, 0),
+        (0, SIZE + 1, 0),  # more than the sink takes
+        (0, 1000, 1),  # a gap
+        (7, 1000, 0),  # a channel that was never opened
+        (0, 1000, 1 << 63),
+    ],
+)
+def test_a_sender_that_breaks_the_rules(ahead: int, length: int, offset: int) -> None:
+    lost: list[tuple[int, Side, Exception]] = []
+    with (
+        false_sender(lambda sock, channel: sock.sendall(DATA.pack(channel + ahead, length, offset))) as address,
+        TcpEndpoint(2, on_lost=lambda *why: lost.append(why)) as end,
+    ):
+        assert Receiving(end, 1, address, KEY, SIZE).wait(5) == (0, Fault.BROKEN)
+        assert isinstance(lost[0][2], ViolationError)
+        assert address in str(lost[0][2])
+
+
+def test_what_arrived_of_a_broken_frame_counts() -> None:
+    data = bytes(filled(1, SIZE).view[:1234])
+
+    def talk(sock: socket.socket, channel: int) -> None:
+        sock.sendall(DATA.pack(channel, 50_000, 0) + data)
+        sock.shutdown(socket.SHUT_WR)
+
+    with false_sender(talk) as address, TcpEndpoint(2) as end:
+        incoming = Receiving(end, 1, address, KEY, SIZE)
+        assert incoming.wait(5) == (1234, Fault.BROKEN)
+        assert is_filled(incoming.memory, 1, 0, 1234)
+
+
+@contextmanager
+def false_receiver(end: TcpEndpoint) -> Iterator[socket.socket]:
+    with socket.create_connection(parse_address(end.address)) as sock:
+        run_blocking(client(Identity(2, b""), Kind.BULK, end.address), sock, end.address)
+        yield sock
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        RECORD.pack(9, 1, 0, 0, 0),
+        RECORD.pack(Record.OPEN, 0, 0, 5, 5),
+        RECORD.pack(Record.OPEN, 1, 0, 5, 5) * 2,
+        RECORD.pack(Record.OPEN, 1, 0, 5, 5) + RECORD.pack(Record.OPEN, 2, 0, 5, 5),
+        RECORD.pack(Record.OPEN, 1, 0, *KEY) + RECORD.pack(Record.OPEN, 2, 0, *KEY),
+        b"".join(RECORD.pack(Record.OPEN, n, 0, 9, n) for n in range(1, sending.MAX_GRANTS + 2)),
+        b"\xff" * 1000,
+    ],
+    ids=["kind", "channel_0", "twice", "stream_twice", "served_twice", "too_many", "noise"],
+)
+def test_a_receiver_that_breaks_the_rules(data: bytes) -> None:
+    with TcpEndpoint(1) as end:
+        outgoing = Serving(end, 2, KEY, filled(1, SIZE), SIZE)
+        with false_receiver(end) as sock:
+            sock.sendall(data)
+            sock.settimeout(5)
+            with suppress(ConnectionResetError):
+                while sock.recv(1000):
+                    pass
+        outgoing.wait(5)
+        wait_until(lambda: not end.transport.links(), "the link is gone", 5)
+
+
+def test_records_that_say_nothing_new_are_harmless() -> None:
+    with TcpEndpoint(1) as end, false_receiver(end) as sock:
+        sock.sendall(
+            RECORD.pack(Record.CREDIT, 77, 10, 0, 0)
+            + RECORD.pack(Record.CANCEL, 77, 0, 0, 0)
+            + RECORD.pack(Record.OPEN, 1, 0, 5, 5)
+            + RECORD.pack(Record.CREDIT, 1, 10, 0, 0)
+            + RECORD.pack(Record.CANCEL, 1, 0, 0, 0)
+            + RECORD.pack(Record.OPEN, 2, (1 << 64) - 1, *KEY)[:20]
+        )
+        outgoing = Serving(end, 2, KEY, filled(1, SIZE), SIZE, granule=SIZE)
+        sock.sendall(RECORD.pack(Record.OPEN, 2, (1 << 64) - 1, *KEY)[20:])
+        sock.settimeout(5)
+        with sock.makefile("rb") as file:
+            frame = file.read(DATA.size + SIZE)
+        assert DATA.unpack_from(frame) == (2, SIZE, 0)
+        assert frame[DATA.size :] == bytes(filled(1, SIZE).view)
+        outgoing.wait(5)
+
+
+def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "IDLE_SECONDS", 0.2)
+    lost: list[object] = []
+    with TcpEndpoint(1, on_lost=lambda *why: lost.append(why)) as a, TcpEndpoint(2) as b:
+        for number in range(3):
+            key = (2, number)
+            incoming = Receiving(b, 1, a.address, key, SIZE)
+            Serving(a, 2, key, filled(number, SIZE), SIZE)
+            incoming.complete(number)
+            wait_until(lambda: not a.transport.links() and not b.transport.links(), "the links are gone", 5)
+    assert not lost

@@ -1,0 +1,10 @@
+"""What every transport must do, as checks that take a maker of endpoints: run each of `CHECKS` against it."""
+
+from collections.abc import Callable
+
+from hoplite_ucx.transports.conformance import faults, streams
+from hoplite_ucx.transports.conformance.tools import Endpoint, Maker
+
+__all__ = ["CHECKS", "Endpoint", "Maker"]
+
+CHECKS: tuple[Callable[[Maker], None], ...] = (*streams.CHECKS, *faults.CHECKS)

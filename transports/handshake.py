@@ -1,0 +1,271 @@
+"""How two processes prove to each other that they belong together, before anything else is said. Sans-IO.
+
+Both sides send a *hello* of fixed size (magic, protocol version, a fresh nonce). Then the client sends its *claims*
+(what the connection is for, who it is, which cluster it belongs to) under a proof, and the server answers in the same
+way. A proof is the HMAC-SHA256 of the role, both hellos and the claims so far, with the cluster's token as key: it fits
+this connection and this role only, so that neither a replayed nor a reflected one is accepted. Nothing of the claims is
+parsed before the proof was found right, and no side reads more than a few kilobytes.
+
+`client` and `server` are generators: they yield bytes to send or the number of bytes to read next (which the driver
+sends in), and return the peer. They raise a `HandshakeError`; the driver then closes the connection.
+"""
+
+import enum
+import hashlib
+import hmac
+import secrets
+import socket
+import time
+from collections.abc import Collection, Generator
+from dataclasses import dataclass
+from struct import Struct
+from typing import TypeAlias
+
+from hoplite_ucx.transports.errors import (
+    ConnectionLostError,
+    HandshakeError,
+    UnreachableError,
+    WrongClusterError,
+    WrongPeerError,
+    WrongTokenError,
+    WrongVersionError,
+)
+
+__all__ = ["HANDSHAKE_SECONDS", "PROTOCOL_VERSION", "Identity", "Kind", "Peer", "client", "run_blocking", "server"]
+
+PROTOCOL_VERSION = 1
+HANDSHAKE_SECONDS = 2.0
+
+MAX_CLUSTER = 64
+MAX_INFO = 2048
+
+_MAGIC = b"hoplite\0"
+_NONCE = 32
+_PROOF = 32
+_HELLO = Struct(f"<8sH{_NONCE}s")
+_PROVEN = Struct(f"<{_PROOF}sH")
+_CLAIMS = Struct("<BQHH")
+_MAX_CLAIMS = _CLAIMS.size + MAX_CLUSTER + MAX_INFO
+_NODE_LIMIT = 1 << 64
+
+
+class Kind(enum.IntEnum):
+    """What a connection is for."""
+
+    CONTROL = 1  # a node's session with the directory
+    PEER = 2  # the session of two nodes
+    BULK = 3  # the link on which a node receives from another
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is, and what it must know of a peer.
+
+    The cluster is empty while it is not known (a process that joins by address alone); an empty one fits any. `info` is
+    for the layers above; the peer gets it as it is.
+    """
+
+    node: int
+    token: bytes
+    cluster: bytes = b""
+    info: bytes = b""
+    version: int = PROTOCOL_VERSION
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node < _NODE_LIMIT:
+            raise ValueError(f"a node's number must be in [0, 2**64), not {self.node}")
+        if len(self.cluster) > MAX_CLUSTER or len(self.info) > MAX_INFO:
+            raise ValueError(f"a cluster's id has at most {MAX_CLUSTER} bytes, and info {MAX_INFO}")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who the other side has proven to be; `address` is where its end of this connection is."""
+
+    address: str
+    node: int
+    kind: Kind
+    cluster: bytes
+    info: bytes
+
+
+class _Status(enum.IntEnum):
+    WELCOME = 0
+    WRONG_TOKEN = 1
+    WRONG_CLUSTER = 2
+    WRONG_KIND = 3
+
+
+Steps: TypeAlias = Generator[bytes | int, bytes, Peer]
+
+
+def client(me: Identity, kind: Kind, address: str, expect: int | None = None) -> Steps:
+    """The side that connects; `expect` is the node that should answer, if it is known."""
+    hello = _hello(me)
+    yield hello
+    their_hello = yield _HELLO.size
+    _check_hello(their_hello, me, address)
+    claims = _claims(me, kind)
+    yield _PROVEN.pack(_proof(me, b"client", hello, their_hello, claims), len(claims)) + claims
+    _check_status((yield 1)[0], me, kind, address)
+    proof, length = _PROVEN.unpack((yield _PROVEN.size))
+    their_claims = yield _claims_length(length, address)
+    if not hmac.compare_digest(proof, _proof(me, b"server", hello, their_hello, claims, their_claims)):
+        raise _wrong_token(address)
+    peer = _parse_claims(their_claims, address)
+    _check_cluster(peer, me)
+    if expect is not None and peer.node != expect:
+        raise WrongPeerError(
+            f"node {peer.node:x} answers where node {expect:x} was expected", address, "look the address up again"
+        )
+    return peer
+
+
+def server(me: Identity, kinds: Collection[Kind], address: str) -> Steps:
+    """The side that was connected to, which takes these kinds of connections."""
+    their_hello = yield _HELLO.size
+    if not their_hello.startswith(_MAGIC):
+        raise _not_ours(address)  # whoever it is gets no answer
+    hello = _hello(me)
+    yield hello
+    _check_hello(their_hello, me, address)
+    proof, length = _PROVEN.unpack((yield _PROVEN.size))
+    their_claims = yield _claims_length(length, address)
+    if not hmac.compare_digest(proof, _proof(me, b"client", their_hello, hello, their_claims)):
+        yield bytes([_Status.WRONG_TOKEN])
+        raise _wrong_token(address)
+    peer = _parse_claims(their_claims, address)
+    try:
+        _check_cluster(peer, me)
+    except WrongClusterError:
+        yield bytes([_Status.WRONG_CLUSTER])
+        raise
+    if peer.kind not in kinds:
+        yield bytes([_Status.WRONG_KIND])
+        raise WrongPeerError(f"a connection for {peer.kind.name.lower()} is not served here", address, _ADDRESS_REMEDY)
+    claims = _claims(me, peer.kind)
+    proof = _proof(me, b"server", their_hello, hello, their_claims, claims)
+    yield bytes([_Status.WELCOME]) + _PROVEN.pack(proof, len(claims)) + claims
+    return peer
+
+
+def run_blocking(steps: Steps, sock: socket.socket, address: str, seconds: float = HANDSHAKE_SECONDS) -> Peer:
+    """Drive a handshake on a socket of a thread; afterwards the socket blocks without a limit."""
+    deadline = time.monotonic() + seconds
+    answer: bytes | None = None
+    try:
+        while True:
+            step = steps.send(answer) if answer is not None else next(steps)
+            sock.settimeout(max(deadline - time.monotonic(), 1e-3))
+            if isinstance(step, bytes):
+                sock.sendall(step)
+                answer = b""
+            else:
+                answer = _read(sock, step, deadline)
+                if len(answer) < step:
+                    raise closed_early(address)
+    except StopIteration as done:
+        sock.settimeout(None)
+        peer: Peer = done.value
+        return peer
+    except TimeoutError:
+        raise too_slow(address, seconds) from None
+    except OSError as error:
+        raise ConnectionLostError(f"the connection broke in the handshake: {error}", address, "try again") from error
+    finally:
+        steps.close()
+
+
+def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """That many bytes, or fewer at the end of the connection. The deadline is for all of them together."""
+    got = b""
+    while len(got) < count and (piece := sock.recv(count - len(got))):
+        got += piece
+        sock.settimeout(max(deadline - time.monotonic(), 1e-3))
+    return got
+
+
+def closed_early(address: str) -> HandshakeError:
+    return HandshakeError(
+        "the connection was closed before the handshake was over", address, "see the other side's log for the reason"
+    )
+
+
+def too_slow(address: str, seconds: float) -> UnreachableError:
+    return UnreachableError(
+        f"the handshake was not over after {seconds:g} s", address, "check that the process there runs and is hoplite's"
+    )
+
+
+_ADDRESS_REMEDY = "check that the address and port are those of the process meant"
+
+
+def _hello(me: Identity) -> bytes:
+    return _HELLO.pack(_MAGIC, me.version, secrets.token_bytes(_NONCE))
+
+
+def _check_hello(hello: bytes, me: Identity, address: str) -> None:
+    magic, version, _ = _HELLO.unpack(hello)
+    if magic != _MAGIC:
+        raise _not_ours(address)
+    if version != me.version:
+        raise WrongVersionError(
+            f"the peer speaks version {version} of the protocol, this process version {me.version}",
+            address,
+            "install the same release on all hosts",
+        )
+
+
+def _claims(me: Identity, kind: Kind) -> bytes:
+    return _CLAIMS.pack(kind, me.node, len(me.cluster), len(me.info)) + me.cluster + me.info
+
+
+def _claims_length(length: int, address: str) -> int:
+    if not _CLAIMS.size <= length <= _MAX_CLAIMS:
+        raise _not_ours(address)
+    return length
+
+
+def _parse_claims(claims: bytes, address: str) -> Peer:
+    kind, node, cluster_length, info_length = _CLAIMS.unpack_from(claims)
+    info_at = _CLAIMS.size + cluster_length
+    if len(claims) != info_at + info_length or kind not in Kind._value2member_map_:
+        raise _not_ours(address)
+    return Peer(address, node, Kind(kind), claims[_CLAIMS.size : info_at], claims[info_at:])
+
+
+def _proof(me: Identity, role: bytes, client_hello: bytes, server_hello: bytes, *claims: bytes) -> bytes:
+    """All parts but the claims have a fixed size, and claims say their lengths: no two readings have the same bytes."""
+    return hmac.digest(me.token, b"".join((role, client_hello, server_hello, *claims)), hashlib.sha256)
+
+
+def _check_status(status: int, me: Identity, kind: Kind, address: str) -> None:
+    """A refusal is not proven, and only says why to look elsewhere."""
+    if status == _Status.WELCOME:
+        return
+    if status == _Status.WRONG_TOKEN:
+        raise _wrong_token(address)
+    if status == _Status.WRONG_CLUSTER:
+        raise WrongClusterError(f"the peer is not of cluster {me.cluster.hex()}", address, _ADDRESS_REMEDY)
+    if status == _Status.WRONG_KIND:
+        raise WrongPeerError(f"the peer takes no connection for {kind.name.lower()}", address, _ADDRESS_REMEDY)
+    raise _not_ours(address)
+
+
+def _check_cluster(peer: Peer, me: Identity) -> None:
+    if peer.cluster and me.cluster and peer.cluster != me.cluster:
+        raise WrongClusterError(
+            f"the peer is of cluster {peer.cluster.hex()}, this process of {me.cluster.hex()}",
+            peer.address,
+            _ADDRESS_REMEDY,
+        )
+
+
+def _not_ours(address: str) -> HandshakeError:
+    return HandshakeError("the other side does not speak hoplite's protocol", address, _ADDRESS_REMEDY)
+
+
+def _wrong_token(address: str) -> WrongTokenError:
+    return WrongTokenError(
+        "the two sides do not have the same cluster token", address, "give both the same HOPLITE_TOKEN"
+    )

@@ -1,0 +1,114 @@
+"""Shared memory within a host: memfd segments, their seals, their mappings, and how descriptors travel.
+
+A segment has no name and leaves nothing behind: it lives while a process maps it or holds its descriptor. Whoever fills
+it maps it writable before it is sealed; from then on the kernel refuses every other writable mapping, and every change
+of its length, so a mapping handed to a stranger can neither be written through nor cut short under a reader.
+
+Descriptors travel by SCM_RIGHTS on plain Unix sockets; the peer's uid is the kernel's word, not the peer's.
+
+Mappings are made by the C library, since those of Python's `mmap` hold a descriptor each: a process may have many
+objects mapped, and descriptors are scarce.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; the fcntl module does not have it
+
+_PAGE = mmap.PAGESIZE
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(slots=True, eq=False)
+class SharedMemory:
+    """One segment as its owner has it: the descriptor to pass on, and a writable mapping."""
+
+    fd: int
+    capacity: int
+    array: npt.NDArray[np.uint8]
+
+    def close(self) -> None:
+        """Let go of the descriptor; the mapping goes with the last array on it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def create(capacity: int) -> SharedMemory:
+    """A fresh segment, mapped writable here, whose length is final."""
+    fd = os.memfd_create("hoplite", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, capacity)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return SharedMemory(fd, capacity, map_writable(fd, capacity))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def seal(memory: SharedMemory) -> None:
+    """From now on nobody else can map it writable; mappings that are there stay as they are."""
+    fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+
+
+def prefault(memory: SharedMemory) -> None:
+    """Let the kernel find and clear the pages now, outside of anybody's way."""
+    os.posix_fallocate(memory.fd, 0, memory.capacity)
+
+
+def map_writable(fd: int, capacity: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(_map(fd, capacity, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+
+
+def map_read_only(fd: int, capacity: int, on_unmapped: Callable[[], None]) -> memoryview:
+    """The mapping lives while any view of it does; `on_unmapped` is called after the last, on whichever thread that
+    happens, so it must not block. It is not called at the end of the process."""
+    mapped = _map(fd, capacity, mmap.PROT_READ)
+    weakref.finalize(mapped, on_unmapped).atexit = False
+    return memoryview(mapped).cast("B").toreadonly()
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def _map(fd: int, capacity: int, protection: int) -> "ctypes.Array[ctypes.c_ubyte]":
+    address = _libc.mmap(None, capacity, protection, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    mapped = (ctypes.c_ubyte * capacity).from_address(address)
+    weakref.finalize(mapped, _libc.munmap, address, capacity).atexit = False
+    return mapped
+
+
+def size_class(size: int) -> int:
+    """The capacity for an object: eight classes per doubling, so that objects of about one size share segments."""
+    step = max(_PAGE, 1 << max(0, (size - 1).bit_length() - 4))
+    return max(_PAGE, -(-size // step) * step)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    return peer_credentials(connection)[1]
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """The process id and the user id at the other end of a Unix socket."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid

@@ -1,0 +1,369 @@
+"""The receiving end of a link: one thread that connects to one sender and puts what comes where it belongs.
+
+Bytes go from the socket straight into the memory that the sink gives, a frame at a time. A stream that is cancelled in
+the middle of a frame is closed at once, and the rest of its frames is read into scratch memory until the sender has
+heard of it. Sinks that take everything cost no credits at all: the record that opens their stream grants the whole.
+
+A link has one connection for life. When it breaks, its streams close with what is final, and the next receive opens
+another link.
+
+Threads: the link's own thread alone reads the socket and writes to sinks. Records to the sender are written by whoever
+has one, without blocking; what the kernel does not take at once waits in `_unsent` and the thread sends it. `_lock`
+guards the tables and the records; nothing that can block, and no foreign code, runs under it. A stream is closed by
+whoever removes it from `_receiving`, after the lock is released; while the thread fills its sink (`_filling`), only
+the thread may.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from struct import Struct
+
+from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
+from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError, connection_broke
+from hoplite_ucx.transports.handshake import HANDSHAKE_SECONDS, Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
+from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
+
+__all__ = ["Incoming", "ReceivingLink"]
+
+CONNECT_SECONDS = 2.0
+# A link that nobody uses is closed after this time.
+IDLE_SECONDS = 60.0
+# Records that may wait for a sender that does not read them.
+MAX_UNSENT = 1 << 20
+_SCRATCH = 256 << 10
+_RESET = Struct("@ii").pack(1, 0)
+
+
+class Incoming:
+    """One stream, as its receiver sees it."""
+
+    __slots__ = ("channel", "granted", "granule", "link", "on_closed", "over", "received", "sink", "size", "stream")
+
+    def __init__(
+        self, stream: StreamKey, sink: Sink, offset: int, size: int, granule: int, on_closed: ReceiveClosed
+    ) -> None:
+        self.stream = stream
+        self.sink = sink
+        self.received = offset
+        self.size = size
+        self.granule = granule
+        self.on_closed = on_closed
+        self.granted = 0
+        self.channel = 0
+        self.over = False
+        self.link: ReceivingLink | None = None
+
+    def grown(self) -> None:
+        """The sink takes more, or has made more of it final."""
+        if self.link is not None:
+            self.link.grant(self)
+
+    def close(self, fault: Fault | None) -> None:
+        watermark = self.sink.end()
+        self.on_closed(watermark, None if watermark >= self.size else fault)
+
+
+class ReceivingLink:
+    def __init__(
+        self,
+        peer: int,
+        address: str,
+        me: Identity,
+        on_lost: Callable[[Exception], None],
+        on_ended: Callable[[ReceivingLink], None],
+    ) -> None:
+        self.peer = peer
+        self.address = address
+        self._me = me
+        self._on_lost = on_lost
+        self._on_ended = on_ended
+        self._lock = threading.Lock()
+        self._receiving: dict[StreamKey, Incoming] = {}
+        self._channels: dict[int, Incoming] = {}
+        self._last_channel = 0
+        self._filling: Incoming | None = None
+        self._sock: socket.socket | None = None
+        self._connected = False
+        self._closed = False
+        self._ended = False
+        self._unsent = bytearray()
+        self._bytes = 0
+        self._frames = 0
+        self._header = bytearray(DATA.size)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name=f"hoplite-recv-{peer:x}", daemon=True)
+        self._thread.start()
+
+    # --- for other threads -------------------------------------------------------------------------------------
+
+    def receive(self, incoming: Incoming) -> bool:
+        """Receive a stream; False if the link has ended, and the stream was not taken."""
+        incoming.granted = min(incoming.sink.limit(), incoming.size)
+        with self._lock:
+            if self._ended or self._closed:
+                return False
+            if incoming.stream in self._receiving:
+                raise ValueError(f"stream {incoming.stream} is received already")
+            self._last_channel = incoming.channel = self._last_channel + 1
+            self._receiving[incoming.stream] = self._channels[incoming.channel] = incoming
+            incoming.link = self
+            if self._connected:
+                self._open(incoming)
+        incoming.grown()  # the limit may have risen before there was a link to tell
+        return True
+
+    def cancel(self, stream: StreamKey) -> None:
+        with self._lock:
+            incoming = self._receiving.get(stream)
+            if incoming is None:
+                return
+            incoming.over = True
+            if incoming is self._filling:
+                return  # the thread closes it when its system call ends
+            self._remove(incoming)
+        incoming.close(None)
+
+    def positions(self) -> dict[StreamKey, int]:
+        return {incoming.stream: incoming.sink.watermark() for incoming in list(self._receiving.values())}
+
+    def status(self) -> LinkStatus:
+        streams = len(self._receiving)
+        return LinkStatus(self.peer, Side.RECEIVING, "tcp", self._connected, streams, self._bytes, self._frames)
+
+    def break_off(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._sock is not None:
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+            if not self._ended:
+                os.eventfd_write(self._wake, 1)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout: float) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def grant(self, incoming: Incoming) -> None:
+        """Tell the sender how far the sink takes bytes now, and close the stream if everything is final.
+
+        Credits below a granule wait until the sender has used up what it was given, lest there be one for every few
+        bytes: `_fill` comes here then.
+        """
+        limit = min(incoming.sink.limit(), incoming.size)
+        complete = incoming.sink.watermark() >= incoming.size
+        with self._lock:
+            if incoming.over:
+                return
+            due = limit - incoming.granted >= incoming.granule or limit == incoming.size
+            if limit > incoming.granted and (due or incoming.received >= incoming.granted):
+                incoming.granted = limit
+                if self._connected:
+                    self._send_record(Record.CREDIT, incoming.channel, limit)
+            if not complete:
+                return
+            incoming.over = True
+            if incoming is self._filling:
+                return
+            self._remove(incoming)
+        incoming.close(None)
+
+    # --- under the lock ----------------------------------------------------------------------------------------
+
+    def _remove(self, incoming: Incoming) -> None:
+        incoming.over = True
+        del self._receiving[incoming.stream]
+        if self._channels.pop(incoming.channel, None) and self._connected and incoming.received < incoming.size:
+            self._send_record(Record.CANCEL, incoming.channel)
+
+    def _open(self, incoming: Incoming) -> None:
+        self._send_record(Record.OPEN, incoming.channel, incoming.granted, *incoming.stream)
+
+    def _send_record(self, what: Record, channel: int, limit: int = 0, receiver: int = 0, number: int = 0) -> None:
+        self._unsent += RECORD.pack(what, channel, limit, receiver, number)
+        self._flush()
+        if self._unsent:
+            os.eventfd_write(self._wake, 1)
+
+    def _flush(self) -> None:
+        """Give the kernel what it takes. Errors are for the thread to find."""
+        if self._unsent and self._sock is not None:
+            with suppress(OSError):
+                del self._unsent[: self._sock.send(self._unsent, socket.MSG_DONTWAIT)]
+
+    # --- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            self._drive(self._connect())
+        except OSError as failure:
+            error = connection_broke(failure, self.address)
+        except Exception as failure:
+            error = failure
+        finally:
+            self._end(error)
+
+    def _connect(self) -> socket.socket:
+        host, port = parse_address(self.address)
+        try:
+            family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            with self._lock:
+                self._sock = sock  # from here on `break_off` ends whatever it waits for
+                if self._closed:
+                    raise self._closed_here()
+            tune(sock)
+            sock.settimeout(CONNECT_SECONDS)
+            sock.connect(name)
+        except OSError as error:
+            raise connect_failure(error, self.address, CONNECT_SECONDS) from error
+        run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address, HANDSHAKE_SECONDS)
+        set_timeouts(sock)
+        with self._lock:
+            self._connected = True
+            for incoming in self._channels.values():
+                self._open(incoming)
+        return sock
+
+    def _drive(self, sock: socket.socket) -> None:
+        header = memoryview(self._header)
+        while self._read_header(sock, header):
+            channel, length, offset = DATA.unpack(header)
+            with self._lock:
+                incoming = self._channels.get(channel)
+                self._check_frame(incoming, channel, length, offset)
+                self._filling = incoming
+            drained = length if incoming is None else self._fill(sock, incoming, offset, offset + length)
+            if drained:
+                self._drain(sock, drained)
+            self._bytes += length
+            self._frames += 1
+
+    def _read_header(self, sock: socket.socket, header: memoryview) -> bool:
+        """The next header; False if the link is idle and nobody needs it any more."""
+        got = 0
+        while got < len(header):
+            try:
+                count = sock.recv_into(header[got:] if got else header, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                if not self._wait(sock):
+                    return False
+                continue
+            if not count:
+                raise self._lost()
+            got += count
+        return True
+
+    def _wait(self, sock: socket.socket) -> bool:
+        """Sleep until something comes. False if the link has been idle for long and is retired."""
+        with self._lock:
+            self._flush()
+            self._check_unsent()
+            writable = select.POLLOUT if self._unsent else 0
+        poll = select.poll()
+        poll.register(sock, select.POLLIN | writable)
+        poll.register(self._wake, select.POLLIN)
+        events = poll.poll(IDLE_SECONDS * 1000)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        with self._lock:
+            self._flush()
+            if not events and not self._receiving:
+                self._ended = True
+                return False
+        return True
+
+    def _fill(self, sock: socket.socket, incoming: Incoming, at: int, end: int) -> int:
+        """Read a frame into its sink. Returns how much of it is left because the stream is over."""
+        sink = incoming.sink
+        while at < end and not incoming.over:
+            try:
+                count = sock.recv_into(sink.window(at, end - at), 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                with self._lock:
+                    self._flush()
+                    self._check_unsent()
+                continue
+            if not count:
+                raise self._lost()
+            at += count
+            incoming.received = at
+            sink.arrived(at)
+        if at >= incoming.granted:
+            self.grant(incoming)
+        with self._lock:
+            self._filling = None
+            if not incoming.over:
+                return 0
+            self._remove(incoming)
+        incoming.close(None)
+        return end - at
+
+    def _drain(self, sock: socket.socket, count: int) -> None:
+        """Read bytes that nobody wants any more."""
+        scratch = memoryview(bytearray(min(count, _SCRATCH)))
+        while count:
+            try:
+                got = sock.recv_into(scratch[:count], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                continue
+            if not got:
+                raise self._lost()
+            count -= got
+
+    def _check_frame(self, incoming: Incoming | None, channel: int, length: int, offset: int) -> None:
+        if incoming is None:
+            valid = channel <= self._last_channel  # it was closed while the frame was on its way
+        else:
+            valid = offset == incoming.received and offset + length <= incoming.granted
+        if not valid or not 0 < length <= MAX_GRANULE:
+            raise ViolationError(
+                f"the sender broke the link's rules: {length} bytes at {offset} on channel {channel}",
+                self.address,
+                "update both hosts",
+            )
+
+    def _check_unsent(self) -> None:
+        if len(self._unsent) > MAX_UNSENT:
+            raise OverloadError("the sender does not read what it is told", self.address, "check whether it is stopped")
+
+    def _lost(self) -> ConnectionLostError:
+        if self._closed:
+            return self._closed_here()
+        return ConnectionLostError("the sender closed the link", self.address, "check whether the process still runs")
+
+    def _closed_here(self) -> ConnectionLostError:
+        return ConnectionLostError("the link was closed here", self.address, "open it again")
+
+    def _end(self, error: Exception | None) -> None:
+        with self._lock:
+            self._ended = True
+            self._connected = False
+            self._filling = None
+            left = list(self._receiving.values())
+            cancelled = {incoming for incoming in left if incoming.over}
+            for incoming in left:
+                self._remove(incoming)
+            if self._sock is not None:
+                # With a reset, so that a sender that waits for room in our window hears of it at once.
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                self._sock.close()
+            self._sock = None
+            os.close(self._wake)
+        self._on_ended(self)
+        if error is not None and not self._closed:
+            self._on_lost(error)
+        with ExitStack() as stack:  # all of them, even if the callback of one fails
+            for incoming in reversed(left):
+                stack.callback(incoming.close, None if incoming in cancelled else Fault.BROKEN)

@@ -1,0 +1,432 @@
+"""The sending end of a link: one thread that sends the frames of all streams which one receiver pulls.
+
+Streams with something to send and the credit for it stand in a queue, by priority and then in turns; in its turn a
+stream sends one frame. A stream that waits stands in no queue: the rise of its source's watermark, or a credit, puts it
+back. The thread sleeps only if nobody stands in a queue.
+
+The receiver opens the connection. A stream may be served before that, and outlives connections on which it was not
+opened; when none comes for a while, it is closed, and the link ends.
+
+Threads: the link's own thread alone uses the socket and reads sources. `_lock` guards the tables; nothing that can
+block, and no foreign code, runs under it. A stream is closed by whoever removes it from `_serving`, after the lock is
+released; while the thread reads its source (`_sending`), only the thread may.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+
+from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, connection_broke
+from hoplite_ucx.transports.interface import LinkStatus, Priority, Side, Source, StreamKey
+from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
+
+__all__ = ["Outgoing", "SendingLink"]
+
+# How long a stream waits for its receiver to connect.
+GRACE_SECONDS = 2.5
+# How often a busy thread looks for records of the receiver; an idle one sees them at once.
+RECORDS_SECONDS = 1e-3
+# Streams that a receiver may have opened and nobody has served yet.
+MAX_GRANTS = 4096
+_RECORDS_READ = 16 << 10
+
+
+class Outgoing:
+    """One stream, as its sender sees it."""
+
+    __slots__ = (
+        "channel",
+        "granule",
+        "limit",
+        "on_closed",
+        "over",
+        "position",
+        "priority",
+        "queued",
+        "risen",
+        "size",
+        "source",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        stream: StreamKey,
+        source: Source,
+        offset: int,
+        size: int,
+        granule: int,
+        priority: Priority,
+        on_closed: Callable[[], None],
+    ) -> None:
+        self.stream = stream
+        self.source = source
+        self.position = offset
+        self.size = size
+        self.granule = granule
+        self.priority = priority
+        self.on_closed = on_closed
+        self.channel = 0  # none yet
+        self.limit = 0
+        self.queued = False
+        self.over = False
+        self.risen: Callable[[], None] = lambda: None
+
+
+class SendingLink:
+    def __init__(
+        self, peer: int, on_lost: Callable[[Exception], None], on_ended: Callable[[SendingLink], None]
+    ) -> None:
+        self.peer = peer
+        self._on_lost = on_lost
+        self._on_ended = on_ended
+        self._lock = threading.Lock()
+        self._serving: dict[StreamKey, Outgoing] = {}
+        self._channels: dict[int, Outgoing] = {}
+        self._grants: dict[StreamKey, tuple[int, int]] = {}  # opened by the receiver and not served yet: channel, limit
+        self._ungranted: dict[int, StreamKey] = {}  # the same by channel
+        self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in Priority)
+        self._sending: Outgoing | None = None
+        self._sock: socket.socket | None = None
+        self._next_sock: socket.socket | None = None
+        self._grace = time.monotonic() + GRACE_SECONDS
+        self._asleep = False
+        self._closed = False
+        self._ended = False
+        self._bytes = 0
+        self._frames = 0
+        self._records = b""
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # by edge: nobody needs to read it
+        self._thread = threading.Thread(target=self._run, name=f"hoplite-send-{peer:x}", daemon=True)
+        self._thread.start()
+
+    # --- for other threads -------------------------------------------------------------------------------------
+
+    def adopt(self, sock: socket.socket) -> bool:
+        """Use this connection from now on; False if the link has ended."""
+        with self._lock:
+            if self._ended or self._closed:
+                return False
+            if self._next_sock is not None:
+                self._next_sock.close()
+            self._next_sock = sock
+            self._shut_socket()
+            self._wake_up()
+        return True
+
+    def serve(self, outgoing: Outgoing) -> bool:
+        """Send a stream; False if the link has ended, and the stream was not taken."""
+        outgoing.risen = partial(self._risen, outgoing)
+        # Subscribed first, so that a stream in the table can be closed at any moment.
+        outgoing.source.subscribe(outgoing.risen)
+        with self._lock:
+            taken = not (self._ended or self._closed)
+            known = outgoing.stream in self._serving
+            if taken and not known:
+                self._serving[outgoing.stream] = outgoing
+                self._grace = time.monotonic() + GRACE_SECONDS
+                if (grant := self._grants.pop(outgoing.stream, None)) is not None:
+                    outgoing.channel, outgoing.limit = grant
+                    del self._ungranted[outgoing.channel]
+                    self._channels[outgoing.channel] = outgoing
+                self._enqueue(outgoing)
+        if known or not taken:
+            outgoing.source.unsubscribe(outgoing.risen)
+        if known:
+            raise ValueError(f"stream {outgoing.stream} is served already")
+        return taken
+
+    def cancel(self, stream: StreamKey) -> None:
+        with self._lock:
+            outgoing = self._serving.get(stream)
+            if outgoing is None:
+                return
+            outgoing.over = True
+            if outgoing is self._sending:
+                return  # the thread closes it when its system call ends
+            self._remove(outgoing)
+        self._close_stream(outgoing)
+
+    def positions(self) -> dict[StreamKey, int]:
+        return {outgoing.stream: outgoing.position for outgoing in list(self._serving.values())}
+
+    def status(self) -> LinkStatus:
+        connected = self._sock is not None
+        return LinkStatus(self.peer, Side.SENDING, "tcp", connected, len(self._serving), self._bytes, self._frames)
+
+    def break_off(self) -> None:
+        """Break the connection, and end without waiting for another one."""
+        with self._lock:
+            self._closed = True
+            self._shut_socket()
+            self._wake_up()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout: float) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _risen(self, outgoing: Outgoing) -> None:
+        """There is more of the source. The thread takes a stream from the queue before it looks at the watermark."""
+        if not outgoing.queued:
+            with self._lock:
+                self._enqueue(outgoing)
+
+    # --- under the lock ----------------------------------------------------------------------------------------
+
+    def _enqueue(self, outgoing: Outgoing) -> None:
+        if not (outgoing.queued or outgoing.over) and outgoing.channel:
+            outgoing.queued = True
+            self._queues[outgoing.priority].append(outgoing)
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            os.eventfd_write(self._wake, 1)
+
+    def _remove(self, outgoing: Outgoing) -> None:
+        outgoing.over = True
+        del self._serving[outgoing.stream]
+        self._channels.pop(outgoing.channel, None)
+
+    def _shut_socket(self) -> None:
+        """Make the thread's calls on the socket end."""
+        if self._sock is not None:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    # --- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (sock := self._await_connection()) is not None:
+                try:
+                    self._drive(sock)
+                except OSError as error:
+                    self._broken(connection_broke(error, f"{self.peer:x}"))
+                except Exception as error:
+                    self._broken(error)
+                finally:
+                    with self._lock:
+                        self._sock = None
+                    self._epoll.unregister(sock)
+                    sock.close()
+        finally:
+            self._end()
+
+    def _await_connection(self) -> socket.socket | None:
+        """The next connection, or None if nobody has a use for one or none comes."""
+        while True:
+            with self._lock:
+                if self._next_sock is not None and not self._closed:
+                    self._sock, self._next_sock = self._next_sock, None
+                    set_timeouts(self._sock)
+                    self._epoll.register(self._sock, select.EPOLLIN)
+                    return self._sock
+                wait = self._grace - time.monotonic()
+                if self._closed or wait <= 0:
+                    self._ended = True
+                    return None
+                self._asleep = True
+            self._epoll.poll(wait)
+            self._asleep = False
+
+    def _drive(self, sock: socket.socket) -> None:
+        records_at = 0.0
+        while True:
+            if self._closed or self._next_sock is not None:
+                raise ConnectionLostError("the link was closed here", f"{self.peer:x}", "open it again")
+            now = time.monotonic()
+            if now >= records_at:
+                self._read_records(sock)
+                records_at = now + RECORDS_SECONDS
+            if (outgoing := self._take_turn()) is None:
+                self._sleep()
+                records_at = 0.0
+                continue
+            end = min(outgoing.position + outgoing.granule, outgoing.source.watermark(), outgoing.limit, outgoing.size)
+            length = end - outgoing.position
+            if length > 0:
+                self._send_frame(sock, outgoing, outgoing.source.window(outgoing.position, length))
+            self._end_turn(outgoing, again=length > 0)
+
+    def _take_turn(self) -> Outgoing | None:
+        with self._lock:
+            for queue in self._queues:
+                while queue:
+                    outgoing = queue.popleft()
+                    outgoing.queued = False
+                    if not outgoing.over:
+                        self._sending = outgoing
+                        return outgoing
+        return None
+
+    def _end_turn(self, outgoing: Outgoing, *, again: bool) -> None:
+        """A stream that sent nothing waits: for its source, which then calls `_risen`, or for credit."""
+        with self._lock:
+            if self._sending is None:
+                return  # it was cancelled in the middle of its frame, and is closed
+            self._sending = None
+            over = outgoing.over or outgoing.position >= outgoing.size
+            if over:
+                self._remove(outgoing)
+            elif again:
+                self._enqueue(outgoing)
+        if over:
+            self._close_stream(outgoing)
+
+    def _sleep(self) -> None:
+        with self._lock:
+            if any(self._queues) or self._closed or self._next_sock is not None:
+                return
+            self._asleep = True
+        self._epoll.poll()
+        self._asleep = False
+
+    def _send_frame(self, sock: socket.socket, outgoing: Outgoing, window: memoryview) -> None:
+        length = window.nbytes
+        header = DATA.pack(outgoing.channel, length, outgoing.position)
+        try:
+            sent = sock.sendmsg((header, window))
+        except BlockingIOError:
+            sent = 0
+        if sent < DATA.size + length:
+            self._send_rest(sock, outgoing, header, window, sent)
+        outgoing.position += length
+        self._bytes += length
+        self._frames += 1
+
+    def _send_rest(self, sock: socket.socket, outgoing: Outgoing, header: bytes, window: memoryview, sent: int) -> None:
+        """A frame that was begun must be finished: other streams come behind it.
+
+        If its stream is cancelled meanwhile, the rest is copied, so that the source is free.
+        """
+        while sent < DATA.size + window.nbytes:
+            if outgoing.over and outgoing is self._sending:
+                window = memoryview(bytes(window))
+                with self._lock:
+                    self._sending = None
+                    self._remove(outgoing)
+                self._close_stream(outgoing)
+            pieces = (header[sent:], window) if sent < DATA.size else (window[sent - DATA.size :],)
+            try:
+                sent += sock.sendmsg(pieces)
+            except BlockingIOError:
+                # A receiver that closed with its window shut never answers the kernel; its end shows only here.
+                self._read_records(sock)
+
+    def _read_records(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(_RECORDS_READ, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionLostError(
+                "the receiver closed the link", f"{self.peer:x}", "it opens it again if it needs it"
+            )
+        data = self._records + data
+        whole = len(data) - len(data) % RECORD.size
+        for at in range(0, whole, RECORD.size):
+            self._record(*RECORD.unpack_from(data, at))
+        self._records = data[whole:]
+
+    def _record(self, what: int, channel: int, limit: int, receiver: int, number: int) -> None:
+        cancelled: Outgoing | None = None
+        with self._lock:
+            outgoing = self._channels.get(channel)
+            if what == Record.OPEN:
+                self._opened((receiver, number), channel, limit)
+            elif what == Record.CREDIT:
+                if outgoing is not None:
+                    outgoing.limit = max(outgoing.limit, limit)
+                    self._enqueue(outgoing)
+                elif (stream := self._ungranted.get(channel)) is not None:
+                    self._grants[stream] = channel, limit
+            elif what == Record.CANCEL:
+                if outgoing is not None and outgoing is self._sending:
+                    outgoing.over = True  # its frame is under way: `_send_rest` closes it
+                elif outgoing is not None:
+                    self._remove(outgoing)
+                    cancelled = outgoing
+                elif (stream := self._ungranted.pop(channel, None)) is not None:
+                    del self._grants[stream]
+            else:
+                raise self._violation(f"a record of kind {what}")
+        if cancelled is not None:
+            self._close_stream(cancelled)
+
+    def _opened(self, stream: StreamKey, channel: int, limit: int) -> None:
+        outgoing = self._serving.get(stream)
+        again = stream in self._grants or (outgoing is not None and outgoing.channel)
+        if not channel or channel in self._channels or channel in self._ungranted or again:
+            raise self._violation(f"channel {channel} or its stream opened twice")
+        if outgoing is None:
+            if len(self._grants) >= MAX_GRANTS:
+                raise self._violation(f"more than {MAX_GRANTS} streams opened that nobody sends")
+            self._grants[stream] = channel, limit
+            self._ungranted[channel] = stream
+        else:
+            outgoing.channel, outgoing.limit = channel, limit
+            self._channels[channel] = outgoing
+            self._enqueue(outgoing)
+
+    def _violation(self, what: str) -> ViolationError:
+        return ViolationError(f"the receiver broke the link's rules: {what}", f"{self.peer:x}", "update both hosts")
+
+    def _close_stream(self, outgoing: Outgoing) -> None:
+        outgoing.source.unsubscribe(outgoing.risen)
+        outgoing.on_closed()
+
+    # --- the end of a connection, and of the link --------------------------------------------------------------
+
+    def _broken(self, error: Exception) -> None:
+        """Close the streams that the connection carried; others may be opened on the next one."""
+        with self._lock:
+            self._sending = None
+            carried = list(self._channels.values())
+            for outgoing in carried:
+                self._remove(outgoing)
+            self._grants.clear()
+            self._ungranted.clear()
+            for queue in self._queues:
+                queue.clear()
+            self._records = b""
+            self._grace = time.monotonic() + (GRACE_SECONDS if self._serving else 0.0)
+            expected = self._closed or self._next_sock is not None or not carried
+        if not expected:
+            self._on_lost(error)
+        self._close_streams(carried)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+            left = list(self._serving.values())
+            for outgoing in left:
+                self._remove(outgoing)
+            if self._next_sock is not None:
+                self._next_sock.close()
+            self._asleep = False
+            self._epoll.close()
+            os.close(self._wake)
+        self._on_ended(self)
+        self._close_streams(left)
+
+    def _close_streams(self, streams: list[Outgoing]) -> None:
+        """Close them all, even if the callback of one fails."""
+        with ExitStack() as stack:
+            for outgoing in reversed(streams):
+                stack.callback(self._close_stream, outgoing)
