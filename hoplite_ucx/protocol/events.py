@@ -119,6 +119,7 @@ class ReduceCall(_Local, frozen=True):
     op: Operation
     count: int
     deadline: float | None
+    everywhere: bool = False
 
 
 class ContributorsCall(_Local, frozen=True):
@@ -243,6 +244,24 @@ class Allocate(_Local, frozen=True):
     size: int
 
 
+class Window(_Local, frozen=True):
+    """A segment that is a piece of another: it shares those bytes and has a watermark of its own, which begins as far
+    as the other is final. A segment that was filled through windows is final when all of them are."""
+
+    segment: int
+    of: int
+    offset: int
+    size: int
+
+
+class Duplicate(_Local, frozen=True):
+    """Fill a segment with the bytes of another one of this node, as far as that has come, without combining anything;
+    `Combined` follows the last byte."""
+
+    segment: int
+    of: int
+
+
 class Fill(_Local, frozen=True):
     """Write the bytes of a small object into its segment."""
 
@@ -265,6 +284,8 @@ class Combine(_Local, frozen=True):
     op: Operation
     parts: tuple[int | None, ...]
     start: int = 0
+    offset: int = 0
+    """Where the segment's first byte lies in the object that the layout describes: a stripe is a piece of it."""
 
 
 class Supply(_Local, frozen=True):
@@ -378,6 +399,8 @@ NodeEffect: TypeAlias = (
     | SendDirectory
     | SendPeer
     | Allocate
+    | Window
+    | Duplicate
     | Fill
     | Free
     | Receive

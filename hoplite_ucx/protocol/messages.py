@@ -79,13 +79,15 @@ class Delete(_ToDirectory, frozen=True):
 
 
 class Reduce(_ToDirectory, frozen=True):
-    """Combine the first `count` of the sources that are ready into the target."""
+    """Combine the first `count` of the sources that are ready into the target. `everywhere`: the hosts of the sources
+    will all get it (an allreduce), so that it may pay to lay it in stripes."""
 
     call: Call
     target: Ref
     sources: Refs
     op: Operation
     count: Number
+    everywhere: bool = False
 
 
 class Ask(_ToDirectory, frozen=True):
@@ -110,6 +112,8 @@ class Copy(Struct, frozen=True, array_like=True):
     layout: Layout
     sealed: bool = True
     origin: Origin | None = None
+    piece: bool = False
+    """It is of a stripe: a new directory lays stripes anew."""
 
 
 class Partial(Struct, frozen=True, array_like=True):
@@ -125,6 +129,8 @@ class Partial(Struct, frozen=True, array_like=True):
     sealed: bool = True
     origin: Origin | None = None
     into: Into = NO_SLOT
+    piece: bool = False
+    """It is of a stripe, or put together from stripes."""
 
 
 class SlotReport(Struct, frozen=True, array_like=True):
@@ -361,11 +367,31 @@ BIND_ALIGNMENT = 16
 """The largest element of any dtype: a slot begins at a multiple of it."""
 
 
+class Stripe(Struct, frozen=True, array_like=True):
+    """A piece of a striped target, made as an object of its own."""
+
+    version: Version
+    size: Annotated[int, Meta(ge=1, lt=1 << 62)]
+
+
+class Assemble(_ToNode, frozen=True):
+    """Put this version together from its stripes, in this order; each will be placed. The newest number wins."""
+
+    version: Version
+    number: Number
+    size: Bytes
+    layout: Layout
+    stripes: Annotated[tuple[Stripe, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+    sealed: bool = False
+    origin: Origin | None = None
+
+
 class Bind(_ToNode, frozen=True):
     """Combine these parts, in this order, into a version of your own. The newest number wins.
 
     Combine only from `start` on: whoever pulls has what is below. `resume`: you were getting the version yourself and
-    have received it as far as `start`, or a few bytes more; that stays, and you will have all of it.
+    have received it as far as `start`, or a few bytes more; that stays, and you will have all of it. With `offset` it
+    is a slot of a stripe: of the first part, a source that is here, only `size` bytes from there on go in.
     """
 
     version: Version
@@ -379,6 +405,7 @@ class Bind(_ToNode, frozen=True):
     """What the slot is for: some slots of every reduction carry it, in case the directory is lost."""
     start: Bytes = 0
     resume: bool = False
+    offset: Bytes | None = None
 
     @property
     def lacks(self) -> int:
@@ -481,6 +508,7 @@ ToNode: TypeAlias = (
     | PutAccepted
     | PutRefused
     | Place
+    | Assemble
     | Inline
     | Failed
     | Drop
@@ -514,7 +542,7 @@ class StreamRequest(_ToPeer, frozen=True):
     granule: Annotated[int, Meta(ge=1)]
     rate: Rate
     for_slot: bool = False
-    """What a slot pulls was counted when the slot was bound, and is not refused for want of streams."""
+    """What a slot or a target in stripes pulls was counted with it, and is not refused for want of streams."""
 
 
 class StreamStatus(_ToPeer, frozen=True):

@@ -38,6 +38,7 @@ from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, label, next_life
 from hoplite_ucx.protocol.messages import (
     PROTOCOL,
     Alive,
+    Assemble,
     Bind,
     CombineInline,
     Contributors,
@@ -146,6 +147,7 @@ class NodeState:
                 self.calls.cancel(call)
             case Combined(segment):
                 self.reducing.combined(segment)
+                self.fetching.assembling.copied(segment)
             case CombinedBytes(version, data):
                 self.reducing.combined_inline(version, data)
             case Unpin(call):
@@ -198,7 +200,7 @@ class NodeState:
                 profile.streams_out,
                 self._members,
                 copies=tuple(
-                    Copy(version, holding.size, holding.layout, holding.sealed, holding.origin)
+                    Copy(version, holding.size, holding.layout, holding.sealed, holding.origin, holding.piece)
                     for version, holding in self.memory.holdings.items()
                     if holding.phase is Phase.COMPLETE
                 ),
@@ -293,6 +295,8 @@ class NodeState:
                 self._members = members
             case Place():
                 self.fetching.place(message)
+            case Assemble():
+                self.fetching.assembling.assemble(message)
             case Inline():
                 self.fetching.inline(message)
             case PutAccepted():

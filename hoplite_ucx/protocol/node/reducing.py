@@ -81,9 +81,13 @@ class Reducing:
     def _granted(self, slot: Slot) -> None:
         bind = slot.bind
         slot.request = None
+        if bind.offset is not None and not self._has_source(bind, bind.offset):
+            self._denied(slot)
+            return
         self._fetching.make_instead(bind.version)
         holding = self._memory.allocate(bind.version.ref, bind.size, bind.layout, Phase.REDUCING)
         holding.sealed = False
+        holding.piece = bind.offset is not None
         holding.start = holding.watermark = bind.start
         self._memory.name(holding, bind.version)
         self._combine(slot, holding)
@@ -97,6 +101,9 @@ class Reducing:
         for index, version in enumerate(bind.parts):
             here = self._memory.get(version)
             if here is not None and here.phase in (Phase.COMPLETE, Phase.REDUCING) and here.start <= bind.start:
+                if bind.offset is not None and index == 0:
+                    here = self._memory.window(here, bind.offset, bind.size, Phase.COMPLETE, version.ref)
+                    here.watermark = here.size
                 here.uses += 1
                 slot.used.append(here)
                 parts.append(here.segment)
@@ -110,12 +117,18 @@ class Reducing:
         self._context.tell(
             bind.version.ref, "combines {} parts, {} from elsewhere, from {} on", len(parts), len(missing), bind.start
         )
-        self._context.emit(Combine(holding.segment, bind.size, bind.layout, bind.op, tuple(parts), bind.start))
+        form = (bind.size, bind.layout, bind.op)
+        self._context.emit(Combine(holding.segment, *form, tuple(parts), bind.start, bind.offset or 0))
         for sink in holding.inputs:
             if sink.size:
                 self._fetching.feed(sink, bind.version.ref)
         self._context.tell_directory(Bound(bind.version, bind.number, tuple(missing)))
         self._serving.arrived(holding)
+
+    def _has_source(self, bind: Bind, offset: int) -> bool:
+        """Whether the source of which a stripe takes a piece is here: it is not sent."""
+        source = self._memory.get(bind.parts[0])
+        return source is not None and source.phase is Phase.COMPLETE and offset + bind.size <= source.size
 
     def _denied(self, slot: Slot) -> None:
         del self.slots[slot.bind.version.ref]
@@ -207,7 +220,10 @@ class Reducing:
         used, slot.used = slot.used, []
         for holding in used:
             holding.uses -= 1
-            self._memory.release(holding)
+            if holding.parent is not None and holding.version is None:
+                self._memory.doom(holding)  # a piece of a source, cut for this slot
+            else:
+                self._memory.release(holding)
 
 
 def _undecided(output: Holding, used: list[Holding]) -> tuple[Version, ...]:
