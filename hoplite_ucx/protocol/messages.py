@@ -363,8 +363,8 @@ class Place(_ToNode, frozen=True):
     into: Into = NO_SLOT
 
 
-BIND_ALIGNMENT = 16
-"""The largest element of any dtype: a slot begins at a multiple of it."""
+BIND_ALIGNMENT = 64
+"""No element is larger, and none is split: slots and stripes begin at its multiples."""
 
 
 class Stripe(Struct, frozen=True, array_like=True):

@@ -31,6 +31,7 @@ from hoplite_ucx.protocol.events import (
     DirectoryConnected,
     DirectoryLost,
     DisconnectDirectory,
+    Duplicate,
     Fill,
     Free,
     FromDirectory,
@@ -44,6 +45,7 @@ from hoplite_ucx.protocol.events import (
     ServeClosed,
     Supply,
     Tick,
+    Window,
 )
 from hoplite_ucx.protocol.ids import CallId, StreamId, identity_of, label, node_id
 from hoplite_ucx.protocol.messages import Leave, StreamFault, Welcome, decode_to_node, encode
@@ -137,6 +139,8 @@ class Agent:
             SendDirectory: self._send_directory,
             SendPeer: self._send_peer,
             Allocate: lambda effect: self._store.allocate(effect.segment, effect.size),
+            Window: lambda effect: self._store.window(effect.segment, effect.of, effect.offset, effect.size),
+            Duplicate: self._duplicate,
             Fill: self._fill,
             Free: self._free,
             Receive: self._receive,
@@ -359,9 +363,14 @@ class Agent:
         segment = self._store[effect.segment]
         self._store.back(segment)
         parts = [None if part is None else self._store[part] for part in effect.parts]
-        kernel = Kernel(effect.layout, effect.op)
+        kernel = Kernel(effect.layout, effect.op, effect.offset)
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
         self._slots[effect.segment] = Slot(self._combiner, segment, kernel, parts, on_combined, start=effect.start)
+
+    def _duplicate(self, effect: Duplicate) -> None:
+        on_combined = partial(self._dispatch_soon, Combined(effect.segment))
+        segment, source = self._store[effect.segment], self._store[effect.of]
+        self._slots[effect.segment] = Slot(self._combiner, segment, None, [source], on_combined)
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
         def work() -> None:

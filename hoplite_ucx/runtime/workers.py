@@ -197,9 +197,9 @@ class Workers:
                 self._dispatch(WaitCall(self._begin(session, number), refs, count, _deadline(timeout)))
             case wire.DeleteRequest(number, refs, timeout):
                 self._dispatch(DeleteCall(self._begin(session, number), refs, _deadline(timeout)))
-            case wire.ReduceRequest(number, target, sources, op, count, timeout):
+            case wire.ReduceRequest(number, target, sources, op, count, timeout, everywhere):
                 call = self._begin(session, number)
-                self._dispatch(ReduceCall(call, target, sources, op, count, _deadline(timeout)))
+                self._dispatch(ReduceCall(call, target, sources, op, count, _deadline(timeout), everywhere))
             case wire.ContributorsRequest(number, ref, timeout):
                 self._dispatch(ContributorsCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.Cancel(number):

@@ -8,7 +8,7 @@ import pytest
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import choose_stripes
 from hoplite_ucx.protocol.directory.broadcast import State
-from hoplite_ucx.protocol.directory.stripes import ALIGNMENT, cuts
+from hoplite_ucx.protocol.directory.stripes import cuts
 from hoplite_ucx.protocol.events import (
     Allocate,
     Combined,
@@ -23,6 +23,7 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import node_id
 from hoplite_ucx.protocol.messages import (
+    BIND_ALIGNMENT,
     Assemble,
     Bind,
     Bound,
@@ -105,7 +106,7 @@ def test_stripes_fill_the_object_and_split_no_element(size: int, count: int) -> 
     pieces = cuts(size, count)
     assert [offset for offset, _ in pieces] == [sum(size for _, size in pieces[:i]) for i in range(len(pieces))]
     assert sum(size for _, size in pieces) == size
-    assert all(offset % ALIGNMENT == 0 and size > 0 for offset, size in pieces)
+    assert all(offset % BIND_ALIGNMENT == 0 and size > 0 for offset, size in pieces)
     assert len(pieces) <= count
 
 

@@ -20,20 +20,17 @@ from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.messages import Drop, Sealed, Stripe
+from hoplite_ucx.protocol.messages import BIND_ALIGNMENT, Drop, Sealed, Stripe
 
 if TYPE_CHECKING:
     from hoplite_ucx.protocol.directory.objects import Objects, Record
 
-# No element is larger, and none is split: stripes begin at its multiples.
-ALIGNMENT = 64
-
 
 def cuts(size: int, count: int) -> list[tuple[int, int]]:
     """The offset and size of each stripe, as equal as alignment lets them be; none of them is empty."""
-    units = -(-size // ALIGNMENT)
+    units = -(-size // BIND_ALIGNMENT)
     count = min(count, units)
-    edges = [min(size, index * units // count * ALIGNMENT) for index in range(count + 1)]
+    edges = [min(size, index * units // count * BIND_ALIGNMENT) for index in range(count + 1)]
     return [(low, high - low) for low, high in pairwise(edges)]
 
 
