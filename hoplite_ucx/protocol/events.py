@@ -190,6 +190,14 @@ class CombinedBytes(_Local, frozen=True):
     data: bytes
 
 
+class CombineFailed(_Local, frozen=True):
+    """What a `Combine` (by its segment) or a `CombineBytes` (by its version) asked for has no meaning for such objects:
+    nothing was combined, and the segment's watermark stays where it was."""
+
+    what: int | Version
+    failure: Failure
+
+
 class ServeClosed(_Local, frozen=True):
     """A sending stream is over and reads its segment no more."""
 
@@ -213,6 +221,7 @@ NodeEvent: TypeAlias = (
     | ServeClosed
     | Combined
     | CombinedBytes
+    | CombineFailed
     | ReduceCall
     | ContributorsCall
     | Tick
@@ -276,7 +285,7 @@ class Free(_Local, frozen=True):
 class Combine(_Local, frozen=True):
     """Fill a segment from `start` on by combining parts, in order and as far as each has come: segments of this node,
     or (None) what streams into that part. Part i is combined only as far as part i-1 was; `Combined` follows the last
-    byte."""
+    byte. If it has no meaning, `CombineFailed` is the next event, and what streams in is dropped."""
 
     segment: int
     size: int
@@ -297,7 +306,7 @@ class Supply(_Local, frozen=True):
 
 
 class CombineBytes(_Local, frozen=True):
-    """Combine small objects; `CombinedBytes` follows."""
+    """Combine small objects; `CombinedBytes` or `CombineFailed` follows."""
 
     version: Version
     layout: bytes

@@ -20,6 +20,7 @@ PROTOCOL = 1
 
 MAX_FRAME = 64 << 20
 MAX_LAYOUT = 1 << 20
+MAX_TEXT = 4096
 _MAX_LIST = 1_000_000
 
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -27,7 +28,7 @@ Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Call: TypeAlias = Annotated[CallId, Meta(ge=0, lt=1 << 62)]
 Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e15)]
 """Bytes a second; bounded because rates are added up, and infinities would never go away again."""
-Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Layout: TypeAlias = Annotated[bytes, Meta(max_length=MAX_LAYOUT)]
 Data: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 Into: TypeAlias = Annotated[bytes, Meta(max_length=REF_BYTES)]
@@ -265,6 +266,14 @@ class CombinedInline(_ToDirectory, frozen=True):
     kept: bool = False
 
 
+class Unfit(_ToDirectory, frozen=True):
+    """What the node was given to combine, as a slot or inline, nobody can combine so; it has let go of it."""
+
+    version: Version
+    detail: Text
+    remedy: Text
+
+
 class Declined(_ToDirectory, frozen=True):
     """No memory for this placement or slot."""
 
@@ -305,6 +314,7 @@ ToDirectory: TypeAlias = (
     | Bound
     | Consumed
     | CombinedInline
+    | Unfit
 )
 
 

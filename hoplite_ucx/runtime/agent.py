@@ -27,6 +27,7 @@ from hoplite_ucx.protocol.events import (
     CombineBytes,
     Combined,
     CombinedBytes,
+    CombineFailed,
     ConnectDirectory,
     DirectoryConnected,
     DirectoryLost,
@@ -366,6 +367,8 @@ class Agent:
         kernel = Kernel(effect.layout, effect.op, effect.offset)
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
         self._slots[effect.segment] = Slot(self._combiner, segment, kernel, parts, on_combined, start=effect.start)
+        if kernel.failure is not None:
+            self.dispatch(CombineFailed(effect.segment, kernel.failure))
 
     def _duplicate(self, effect: Duplicate) -> None:
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
@@ -373,15 +376,10 @@ class Agent:
         self._slots[effect.segment] = Slot(self._combiner, segment, None, [source], on_combined)
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
-        def work() -> None:
-            data = combine_bytes(effect.layout, effect.op, effect.parts)
-            self._dispatch_soon(CombinedBytes(effect.version, data))
-
         if len(effect.parts) * len(effect.parts[0]) <= SMALL:
-            data = combine_bytes(effect.layout, effect.op, effect.parts)
-            self.dispatch(CombinedBytes(effect.version, data))
+            self.dispatch(_combined_bytes(effect))
         else:
-            self._combiner.executor.submit(work)
+            self._combiner.executor.submit(lambda: self._dispatch_soon(_combined_bytes(effect)))
 
     def _is_stored(self, call: CallId) -> bool:
         put = self.machine.calls.puts.get(call)
@@ -428,6 +426,13 @@ class Agent:
                 for link in self._transport.links()
             ],
         }
+
+
+def _combined_bytes(effect: CombineBytes) -> CombinedBytes | CombineFailed:
+    try:
+        return CombinedBytes(effect.version, combine_bytes(effect.layout, effect.op, effect.parts))
+    except HopliteError as error:
+        return CombineFailed(effect.version, error.failure)
 
 
 def _raise_descriptor_limit() -> None:

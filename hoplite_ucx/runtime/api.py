@@ -26,7 +26,7 @@ from hoplite_ucx.runtime.checks import (
 )
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.drafts import Draft
-from hoplite_ucx.runtime.layout import Array, ArrayLayout, Leaf, decode_layout, describe_dtype, encode_layout
+from hoplite_ucx.runtime.layout import Array, ArrayLayout, Leaf, describe_dtype, encode_layout
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
 
@@ -87,8 +87,6 @@ def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[
     results = []
     for index, (ref, (memory, layout)) in enumerate(zip(refs, found, strict=True)):
         try:
-            if ref.op is not None:
-                _check_reduced(ref, memory, layout)
             if outs is not None:
                 values.copy_out(memory, layout, outs[index])
                 if ref.op is Operation.MEAN:
@@ -100,14 +98,6 @@ def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[
         except HopliteError as error:
             raise about(error, ref) from error
     return results
-
-
-def _check_reduced(ref: ObjectRef, memory: memoryview, layout: bytes) -> None:
-    """Only here it is known what the sources of a reduction were."""
-    assert ref.op is not None
-    problem = kernels.problem(decode_layout(layout, len(memory)), ref.op)
-    if problem is not None:
-        raise invalid(problem, "reduce arrays for which the operation is defined")
 
 
 def _mean(value: Any, count: int) -> Any:

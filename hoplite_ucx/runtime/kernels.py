@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.layout import Layout, decode_layout, leaves_of
 
@@ -57,25 +57,28 @@ def _defined(op: Operation, dtype: np.dtype[Any]) -> bool:
 
 
 _ANY_SIZE = 1 << 62
+_REMEDY = "reduce arrays for which the operation is defined"
 
 
 class Kernel:
-    """Combines ranges of an object, or of a piece of one that begins at `offset`. What has no meaning becomes zeros:
-    whoever gets it is told why."""
+    """Combines ranges of an object, or of a piece of one that begins at `offset`. If that has no meaning, `failure`
+    says why, and nothing may be combined."""
 
     def __init__(self, layout: bytes, op: Operation, offset: int = 0) -> None:
         self._ufunc = _UFUNCS[op]
         self._runs: list[tuple[int, int, np.dtype[Any]]] = []
+        self.failure: Failure | None = None
         try:
             decoded = decode_layout(layout, _ANY_SIZE)
-            self.problem = problem(decoded, op)
+            detail = problem(decoded, op)
+            if detail is not None:
+                raise Failure(FailureKind.INVALID, detail, _REMEDY).exception()
         except HopliteError as error:
-            self.problem = str(error)
+            self.failure = error.failure
         else:
-            if self.problem is None:
-                leaves = sorted(leaves_of(decoded), key=lambda leaf: leaf.offset)
-                spans = [(leaf.offset - offset, leaf.nbytes(), leaf.numpy_dtype()) for leaf in leaves]
-                self._runs = [(start, start + length, dtype) for start, length, dtype in spans if length]
+            leaves = sorted(leaves_of(decoded), key=lambda leaf: leaf.offset)
+            spans = [(leaf.offset - offset, leaf.nbytes(), leaf.numpy_dtype()) for leaf in leaves]
+            self._runs = [(start, start + length, dtype) for start, length, dtype in spans if length]
         self._starts = [start for start, _, _ in self._runs]
 
     def floor(self, position: int) -> int:
@@ -88,9 +91,7 @@ class Kernel:
 
     def combine(self, out: Bytes, left: Bytes, right: Bytes, start: int, end: int, shift: int = 0) -> None:
         """out = left op right between two places that cut no element. `right` lies `shift` bytes lower in its array."""
-        if self.problem is not None:
-            out[start:end] = 0
-            return
+        assert self.failure is None
         index = max(0, bisect_right(self._starts, start) - 1)
         for low, high, dtype in self._runs[index:]:
             low, high = max(low, start), min(high, end)
@@ -105,9 +106,11 @@ class Kernel:
 
 
 def combine_bytes(layout: bytes, op: Operation, parts: tuple[bytes, ...]) -> bytes:
-    """Combine small objects, in order."""
+    """Combine small objects, in order. Raises if that has no meaning."""
     size = len(parts[0])
     kernel = Kernel(layout, op)
+    if kernel.failure is not None:
+        raise kernel.failure.exception()
     arrays = [np.frombuffer(part, np.uint8) for part in parts]
     if len(arrays) == 1:
         return parts[0]

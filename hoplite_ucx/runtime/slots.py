@@ -80,7 +80,8 @@ class Slot:
         *,
         start: int = 0,
     ) -> None:
-        """Without a kernel there is one part, which is copied as far as it has come."""
+        """Without a kernel there is one part, which is copied as far as it has come. With one that cannot combine such
+        parts nothing is ever combined: the slot only takes in what was sent to it already."""
         assert kernel is not None or len(parts) == 1
         self.segment = segment
         self._combiner = combiner
@@ -89,8 +90,10 @@ class Slot:
         self._on_combined = on_combined
         self._lock = threading.Lock()
         self._dirty = False
-        self._done = False
+        self._done = kernel is not None and kernel.failure is not None
         segment.raise_watermark(start)
+        if self._done:
+            return
         for part in self._parts:
             if part.segment is not None:
                 part.segment.subscribe(self._advance_soon)

@@ -19,7 +19,6 @@ from hoplite_ucx import aio
 from hoplite_ucx.errors import (
     ClosedError,
     GetTimeoutError,
-    HopliteError,
     InvalidRequestError,
     ObjectDeletedError,
     PutAbortedError,
@@ -114,14 +113,18 @@ def test_reduce_bits(op: str) -> None:
 
 
 @pytest.mark.parametrize("size", [10, BIG])
-def test_an_operation_without_a_meaning_is_refused_where_it_is_got(size: int) -> None:
+def test_an_operation_without_a_meaning_gives_nobody_bytes(size: int) -> None:
     refs = [hoplite.put(np.ones(size)) for _ in range(2)]
     target = hoplite.reduce(refs, op="xor")
     with pytest.raises(InvalidRequestError, match="xor is not defined for float64") as caught:
         hoplite.get(target, timeout=10)
     assert caught.value.ref == target.binary
+    with pytest.raises(InvalidRequestError, match="xor is not defined for float64"):
+        hoplite.get(hoplite.ObjectRef(target.binary), timeout=10)
+    with pytest.raises(InvalidRequestError, match="xor is not defined"):
+        hoplite.contributors(target, timeout=10)
     texts = [hoplite.put(f"text {index}") for index in range(2)]
-    with pytest.raises(HopliteError):
+    with pytest.raises(InvalidRequestError, match="must be arrays"):
         hoplite.get(hoplite.reduce(texts), timeout=10)
 
 

@@ -118,6 +118,23 @@ def test_a_mismatch_names_it(live: Live) -> None:
     assert caught.value.ref == target.binary
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("size", [10, 1 << 20])
+def test_what_cannot_be_combined_gives_nobody_bytes(live: Live, size: int, everywhere: bool) -> None:
+    refs = [host.put(np.ones(size)) for host in live.hosts]
+    target = ObjectRef.random()
+    names = [ref.binary for ref in refs]
+    used = [host.status()["memory"]["used"] for host in live.hosts]
+    live.hosts[0].client.reduce(target.binary, names, Operation.XOR, 3, 5, everywhere=everywhere)
+    for host in live.hosts:
+        with pytest.raises(InvalidRequestError, match="xor is not defined for float64") as caught:
+            host.get(target, timeout=5)
+        assert caught.value.ref == target.binary
+    assert live.hosts[1].client.wait([target.binary], 1, 5)[0] == [target.binary]
+    assert [host.status()["memory"]["used"] for host in live.hosts] == used
+    live.hosts[0].client.delete([target.binary, *names], 5)
+
+
 def test_wait_and_delete(live: Live) -> None:
     host = live.hosts[0]
     refs = [ObjectRef.random() for _ in range(3)]

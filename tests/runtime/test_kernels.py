@@ -1,5 +1,6 @@
 """Combining bytes: every operation and dtype against numpy on whole arrays, on any cut into ranges."""
 
+import re
 from functools import reduce
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hoplite_ucx.protocol.errors import InvalidRequestError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import values
 from hoplite_ucx.runtime.kernels import Kernel, combine_bytes, divided, problem
@@ -83,13 +85,15 @@ def test_a_mean_is_a_sum_that_is_divided_once(dtype: str) -> None:
         ([np.arange(3.0), np.zeros(2, bool)], Operation.SUM, "use 'or' and 'and'"),
     ],
 )
-def test_what_has_no_meaning_is_named_and_becomes_zeros(value: object, op: Operation, reason: str) -> None:
+def test_what_has_no_meaning_is_named_and_not_combined(value: object, op: Operation, reason: str) -> None:
     encoded = values.encode(value)
     found = problem(decode_layout(encoded.layout, encoded.size), op)
     assert found is not None
     assert reason in found
     data = encoded.to_bytes()
-    assert combine_bytes(encoded.layout, op, (data, data)) == bytes(len(data))
+    for parts in [(data,), (data, data)]:
+        with pytest.raises(InvalidRequestError, match=re.escape(found)):
+            combine_bytes(encoded.layout, op, parts)
 
 
 @given(st.lists(st.integers(0, 3000), max_size=20))

@@ -64,6 +64,7 @@ from hoplite_ucx.protocol.messages import (
     StreamFailed,
     StreamFault,
     ToDirectory,
+    Unfit,
     Unwant,
     Unwatch,
     Want,
@@ -109,6 +110,7 @@ class Directory:
             Bound: self._on_bound,
             Consumed: self._on_consumed,
             CombinedInline: self._on_combined_inline,
+            Unfit: self._on_unfit,
         }
 
     def recover(self, now: float) -> None:
@@ -569,3 +571,9 @@ class Directory:
             self.objects.settle(record)
         if combined.kept:
             self.objects.current(member, combined.version)  # if it came too late, the node is told to drop it
+
+    def _on_unfit(self, member: Member, unfit: Unfit) -> None:
+        record = self.records.get(unfit.version.ref)
+        if record is not None and record.reduction is not None:
+            record.reduction.unfit(member, unfit)
+            self.objects.settle(record)

@@ -45,6 +45,7 @@ from hoplite_ucx.protocol.messages import (
     Sealed,
     SlotReport,
     Stripe,
+    Unfit,
 )
 
 if TYPE_CHECKING:
@@ -212,6 +213,14 @@ class Reduction:
             if combined.kept and self.record.broadcast is not None:
                 self.record.broadcast.add_copy(member)
             self._finish()
+
+    def unfit(self, member: Member, unfit: Unfit) -> None:
+        """Who was to combine some of it says that nobody can: this is what the user must hear, and no retry helps."""
+        slot = self.slots.get(unfit.version.ref)
+        combines = slot is not None and slot.host is member and slot.version == unfit.version
+        if combines or (member.node == self._inline_host and unfit.version == self._inline_version):
+            self._final = True
+            self._fail(Failure(FailureKind.INVALID, unfit.detail, unfit.remedy, self.record.ref))
 
     def adopt(self, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
         """Go on with the slots that an earlier directory laid, if they are a whole: trees in which every part is known

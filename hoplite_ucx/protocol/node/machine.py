@@ -13,6 +13,7 @@ from hoplite_ucx.protocol.events import (
     CancelCall,
     Combined,
     CombinedBytes,
+    CombineFailed,
     ConnectDirectory,
     ContributorsCall,
     DeleteCall,
@@ -150,6 +151,8 @@ class NodeState:
                 self.fetching.assembling.copied(segment)
             case CombinedBytes(version, data):
                 self.reducing.combined_inline(version, data)
+            case CombineFailed(what, failure):
+                self.reducing.failed(what, failure)
             case Unpin(call):
                 self.memory.unpin(call)
             case PeerLost(peer):

@@ -7,10 +7,12 @@ slot, drops it when its parts change, and seals what became of it.
 
 from dataclasses import dataclass, field
 
+from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import Combine, CombineBytes, Fill
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import (
     BIND_ALIGNMENT,
+    MAX_TEXT,
     Bind,
     Bound,
     CombinedInline,
@@ -19,6 +21,7 @@ from hoplite_ucx.protocol.messages import (
     Declined,
     Origin,
     SlotReport,
+    Unfit,
 )
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
@@ -145,6 +148,22 @@ class Reducing:
                 holding.phase = Phase.COMPLETE
                 self._context.tell(slot.bind.version.ref, "{} is complete", slot.bind.version)
                 self._context.tell_directory(Completed(slot.bind.version))
+
+    def failed(self, what: int | Version, failure: Failure) -> None:
+        """The parts cannot be combined so. We let go of them before we say it: if the word is lost with the session,
+        the next `Join` shows that nobody combines them, and whoever is asked then says it again."""
+        if isinstance(what, Version):
+            if self._inline.pop(what, None) is not None:
+                self._tell_unfit(what, failure)
+            return
+        for slot in list(self.slots.values()):
+            if slot.holding is not None and slot.holding.segment == what:
+                self._end(slot)
+                self._tell_unfit(slot.bind.version, failure)
+
+    def _tell_unfit(self, version: Version, failure: Failure) -> None:
+        self._context.tell(version.ref, "cannot be combined: {}", failure.detail)
+        self._context.tell_directory(Unfit(version, failure.detail[:MAX_TEXT], failure.remedy[:MAX_TEXT]))
 
     def dropped(self, version: Version) -> None:
         self._inline.pop(version, None)
