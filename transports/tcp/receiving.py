@@ -265,6 +265,7 @@ class ReceivingLink:
                 self._drain(sock, drained)
             self._bytes += length
             self._frames += 1
+            del incoming  # else its sink's memory would stay mapped until the next frame comes
 
     def _read_header(self, sock: socket.socket, header: memoryview) -> bool:
         """The next header; False if the link is idle and nobody needs it any more."""

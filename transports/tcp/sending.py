@@ -44,6 +44,10 @@ _RECORDS_READ = 16 << 10
 _this_thread = threading.local()
 
 
+def _ignore() -> None:
+    """Nobody listens."""
+
+
 def may_send() -> None:
     """Say that this thread is there to move bytes: it may send on what it has received."""
     _this_thread.may_send = True
@@ -88,7 +92,7 @@ class Outgoing:
         self.limit = 0
         self.queued = False
         self.over = False
-        self.risen: Callable[[], None] = lambda: None
+        self.risen: Callable[[], None] = _ignore
 
 
 class SendingLink:
@@ -462,7 +466,9 @@ class SendingLink:
         return ViolationError(f"the receiver broke the link's rules: {what}", f"{self.peer:x}", "update both hosts")
 
     def _close_stream(self, outgoing: Outgoing) -> None:
+        """Nothing here refers to the source after it: its memory may be large, and goes with the last reference."""
         outgoing.source.unsubscribe(outgoing.risen)
+        outgoing.risen = _ignore  # what was there refers to the stream itself
         outgoing.on_closed()
 
     # --- the end of a connection, and of the link --------------------------------------------------------------
