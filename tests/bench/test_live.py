@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -126,3 +127,32 @@ def test_the_commands_speak_to_people_and_to_programs() -> None:
     refused = bench("allreduce", "--hosts", "1")
     assert refused.exit_code == 1
     assert "two or more hosts" in refused.stderr
+
+
+def test_deleted_objects_are_unmapped() -> None:
+    """One made in place is never recycled; a received one gives way to the next object, where there is no more room."""
+    size = 8 << 20
+
+    def mapped(pid: int) -> int:
+        with open(f"/proc/{pid}/maps") as maps:
+            spans = [line.split()[0].split("-") for line in maps if "memfd:hoplite" in line]
+        return sum(int(end, 16) - int(start, 16) for start, end in spans)
+
+    with Cluster(hosts=2, rate=None) as cluster, LiveCluster(cluster.hosts, None, memory=(2 * size, size)) as running:
+        ref, other = running.new_ref(), running.new_ref()
+        running.ask(0, "create", ref=ref, size=size, seed=1)
+        running.ask(1, "get", refs=[ref])
+        running.ask(1, "check", seeds=[[1]], size=size)
+        running.ask(0, "delete", refs=[ref])
+        assert within(10, lambda: mapped(running.pids["agent 0"]) == 0)
+        running.ask(1, "create", ref=other, size=size, seed=2)
+        assert within(10, lambda: mapped(running.pids["agent 1"]) == size)
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
