@@ -295,6 +295,8 @@ class Combine(_Local, frozen=True):
     start: int = 0
     offset: int = 0
     """Where the segment's first byte lies in the object that the layout describes: a stripe is a piece of it."""
+    divisor: int = 0
+    """What every part has gone into is divided by it before the watermark rises, unless it is 0."""
 
 
 class Supply(_Local, frozen=True):
@@ -312,6 +314,7 @@ class CombineBytes(_Local, frozen=True):
     layout: bytes
     op: Operation
     parts: tuple[bytes, ...]
+    divisor: int = 0
 
 
 class Receive(_Local, frozen=True):

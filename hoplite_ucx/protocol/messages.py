@@ -416,6 +416,8 @@ class Bind(_ToNode, frozen=True):
     start: Bytes = 0
     resume: bool = False
     offset: Bytes | None = None
+    divisor: Number = 0
+    """What is combined is divided by it, unless it is 0: a mean is, where the last of it is combined."""
 
     @property
     def lacks(self) -> int:
@@ -430,6 +432,7 @@ class CombineInline(_ToNode, frozen=True):
     layout: Layout
     op: Operation
     parts: Annotated[tuple[Data, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+    divisor: Number = 0
 
 
 class Sealed(_ToNode, frozen=True):

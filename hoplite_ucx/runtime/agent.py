@@ -366,7 +366,9 @@ class Agent:
         parts = [None if part is None else self._store[part] for part in effect.parts]
         kernel = Kernel(effect.layout, effect.op, effect.offset)
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
-        self._slots[effect.segment] = Slot(self._combiner, segment, kernel, parts, on_combined, start=effect.start)
+        self._slots[effect.segment] = Slot(
+            self._combiner, segment, kernel, parts, on_combined, start=effect.start, divisor=effect.divisor
+        )
         if kernel.failure is not None:
             self.dispatch(CombineFailed(effect.segment, kernel.failure))
 
@@ -430,7 +432,8 @@ class Agent:
 
 def _combined_bytes(effect: CombineBytes) -> CombinedBytes | CombineFailed:
     try:
-        return CombinedBytes(effect.version, combine_bytes(effect.layout, effect.op, effect.parts))
+        data = combine_bytes(effect.layout, effect.op, effect.parts, effect.divisor)
+        return CombinedBytes(effect.version, data)
     except HopliteError as error:
         return CombineFailed(effect.version, error.failure)
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime import current, kernels, values
+from hoplite_ucx.runtime import current, values
 from hoplite_ucx.runtime.checks import (
     about,
     check_count,
@@ -89,25 +88,12 @@ def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[
         try:
             if outs is not None:
                 values.copy_out(memory, layout, outs[index])
-                if ref.op is Operation.MEAN:
-                    outs[index][...] = kernels.divided(outs[index], ref.count)
                 results.append(outs[index])
-                continue
-            value = values.decode(memory, layout)
-            results.append(_mean(value, ref.count) if ref.op is Operation.MEAN else value)
+            else:
+                results.append(values.decode(memory, layout))
         except HopliteError as error:
             raise about(error, ref) from error
     return results
-
-
-def _mean(value: Any, count: int) -> Any:
-    if isinstance(value, np.ndarray):
-        mean = kernels.divided(value, count)
-        mean.flags.writeable = False
-        return mean
-    if isinstance(value, dict):
-        return {key: _mean(child, count) for key, child in value.items()}
-    return type(value)(_mean(child, count) for child in value)
 
 
 def gather(refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
@@ -191,15 +177,11 @@ def _reduce(
     check_count(count, len(sources), "sources")
     if len(set(sources)) != len(sources):
         raise invalid("a source stands more than once in the list", "give each source once")
-    for source in sources:
-        if source.op is Operation.MEAN:
-            detail = "a mean cannot be a source: it is divided where it is got"
-            raise about(invalid(detail, "reduce with op='sum', or put the mean as a new object"), source)
     target = optional_ref(ref)
     if target in sources:
         raise about(invalid("the target is one of the sources", "give the result a ref of its own"), target)
     ours.reduce(target.binary, [source.binary for source in sources], how, count, timeout, everywhere=everywhere)
-    return note_made(ObjectRef(target.binary, how, count))
+    return note_made(target)
 
 
 def contributors(ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:

@@ -79,6 +79,7 @@ class Slot:
         on_combined: Callable[[], None],
         *,
         start: int = 0,
+        divisor: int = 0,
     ) -> None:
         """Without a kernel there is one part, which is copied as far as it has come. With one that cannot combine such
         parts nothing is ever combined: the slot only takes in what was sent to it already."""
@@ -86,6 +87,8 @@ class Slot:
         self.segment = segment
         self._combiner = combiner
         self._kernel = kernel
+        self._divisor = divisor
+        self._final = start
         self._parts = [Part(index, part, start) for index, part in enumerate(parts)]
         self._on_combined = on_combined
         self._lock = threading.Lock()
@@ -170,13 +173,22 @@ class Slot:
                 self._combiner.return_ring(part.ring)
                 part.ring = None
             limit = part.combined
-        if limit > self.segment.watermark():
-            self.segment.raise_watermark(limit)
+        self._finish(limit)
         if limit == size:
             self._done = True
             self._let_go()
             return grown, True
         return grown, False
+
+    def _finish(self, end: int) -> None:
+        """Every part has gone into what lies below `end`: it is divided, if it is a mean, and then it is final."""
+        if self._divisor and self._kernel is not None:
+            end = self._kernel.floor(end)
+            if end > self._final:
+                self._kernel.divide(self.segment.array, self._final, end, self._divisor)
+        self._final = end
+        if end > self.segment.watermark():
+            self.segment.raise_watermark(end)
 
     def _take_first(self, part: Part, goal: int) -> int:
         """The first part is not touched: the second is combined with it where it lies. Alone, it is copied."""

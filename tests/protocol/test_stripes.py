@@ -51,8 +51,11 @@ SOURCES = {"a": 1, "b": 2, "c": 3}
 class Allreduce(DirectoryDriver):
     """A directory that was asked for an allreduce; slots are taken by themselves, and what was said is kept."""
 
+    op = Operation.SUM
+
     def __init__(self, *names: str, count: int = 3, getters: str = "abc", settings: Settings | None = None) -> None:
         super().__init__(*(names or ("a", "b", "c")), settings=settings)
+        self.taken: list[Bind] = []
         self.said: dict[str, list[ToNode]] = {name: [] for name in self.ids}
         for name, number in SOURCES.items():
             self.put(name, number)
@@ -61,7 +64,7 @@ class Allreduce(DirectoryDriver):
         for name in getters:
             self.tell(name, Want(ref(TARGET)))
         sources = tuple(ref(number) for number in (1, 2, 3, 4)[: len(self.ids)])
-        self.tell("a", Reduce(1, ref(TARGET), sources, Operation.SUM, count, everywhere=True))
+        self.tell("a", Reduce(1, ref(TARGET), sources, self.op, count, everywhere=True))
 
     def listen(self) -> None:
         for name in self.ids:
@@ -76,6 +79,7 @@ class Allreduce(DirectoryDriver):
                 return
             for name, bind in binds:
                 self.said[name].remove(bind)
+                self.taken.append(bind)
                 has = self.directory.objects.has_part
                 missing = tuple(part for part in bind.parts if not has(part.ref, self[name]))
                 self.tell(name, Bound(bind.version, bind.number, missing))

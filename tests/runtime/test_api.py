@@ -348,7 +348,6 @@ def bad_calls() -> list[tuple[str, Callable[[], Any]]]:
         ("reduce count", lambda: hoplite.reduce(refs, count=2)),
         ("reduce count 0", lambda: hoplite.reduce(refs, count=0)),
         ("reduce itself", lambda: hoplite.reduce(refs, ref=ref)),
-        ("reduce a mean", lambda: hoplite.reduce([hoplite.reduce([hoplite.put(np.ones(1))], op="mean")])),
         ("allreduce none", lambda: hoplite.allreduce([])),
         ("contributors", lambda: hoplite.contributors("x")),  # type: ignore[arg-type]
         ("contributors of a put", lambda: hoplite.contributors(hoplite.put(1), timeout=5)),

@@ -40,6 +40,7 @@ from hoplite_ucx.protocol.messages import (
     CombinedInline,
     CombineInline,
     Drop,
+    Operation,
     Origin,
     Reduce,
     Sealed,
@@ -710,8 +711,17 @@ class Reduction:
                 slot.start,
                 resume=received > 0,
                 offset=None if slot.cut is None else slot.cut[0],
+                divisor=self._divisor(slot),
             ),
         )
+
+    def _divisor(self, made_by: Slot | None) -> int:
+        """A mean is divided where the target is made, by its root or the root of each stripe, and nowhere below: slots
+        that feed others sum. Without a slot it is combined at once."""
+        if self.spec.op is not Operation.MEAN:
+            return 0
+        ends_stripe = made_by is not None and made_by.parent is not None and made_by.parent.gathers
+        return self.spec.count if made_by is None or made_by is self.root or ends_stripe else 0
 
     def _wait_for_room(self, slot: Slot) -> None:
         """Nobody takes the slot now: look again soon, and not for ever."""
@@ -815,7 +825,8 @@ class Reduction:
         self._inline_host = host.node
         self._objects.involve(self.record, host)
         parts = tuple(self._objects.inline_of(ref, version) or b"" for ref, version in self.chosen.items())
-        self._world.send(host.node, CombineInline(self._inline_version, self._layout, self.spec.op, parts))
+        form = (self._layout, self.spec.op)
+        self._world.send(host.node, CombineInline(self._inline_version, *form, parts, self._divisor(None)))
 
     # --- the end -----------------------------------------------------------------------------------------------
 

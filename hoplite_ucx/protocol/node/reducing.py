@@ -121,7 +121,7 @@ class Reducing:
             bind.version.ref, "combines {} parts, {} from elsewhere, from {} on", len(parts), len(missing), bind.start
         )
         form = (bind.size, bind.layout, bind.op)
-        self._context.emit(Combine(holding.segment, *form, tuple(parts), bind.start, bind.offset or 0))
+        self._context.emit(Combine(holding.segment, *form, tuple(parts), bind.start, bind.offset or 0, bind.divisor))
         for sink in holding.inputs:
             if sink.size:
                 self._fetching.feed(sink, bind.version.ref)
@@ -184,7 +184,8 @@ class Reducing:
 
     def combine_inline(self, message: CombineInline) -> None:
         self._inline[message.version] = message
-        self._context.emit(CombineBytes(message.version, message.layout, message.op, message.parts))
+        form = (message.layout, message.op)
+        self._context.emit(CombineBytes(message.version, *form, message.parts, message.divisor))
 
     def combined_inline(self, version: Version, data: bytes) -> None:
         """The result lives in the directory; like the bytes of a small put it is kept here too, if there is room."""
