@@ -105,15 +105,15 @@ def measure_burner(
 
 
 def measure_large(*, size: int, rate: float, advance: Advance = _nothing) -> list[Measurement]:
-    """An object made in place travels from one host to another; then two are reduced. Three of them are alive at most,
-    and each host's store holds two."""
+    """An object made in place travels from one host to another; then two are reduced. Three of them are in memory at
+    most: the store of host 1 has no room for another, so that it recycles none."""
     needed = 3 * size + (2 << 30)
     if (there := _memory_available()) < needed:
         raise PeerError(f"this takes {needed >> 20} MiB of memory, and {there >> 20} MiB are available")
     settings = {"hosts": 2, "size": size, "rate": rate}
     limit = limit_seconds("broadcast", 2, size, rate)
     measured = []
-    with Cluster(2, rate) as cluster, LiveCluster(cluster.hosts, rate, memory=2 * size + (1 << 30)) as live:
+    with Cluster(2, rate) as cluster, LiveCluster(cluster.hosts, rate, memory=(2 * size, size)) as live:
         refs = [live.new_ref() for _ in range(4)]
         live.ask(0, "create", ref=refs[0], size=size, seed=1)
         advance()
@@ -162,8 +162,8 @@ def measure_many(*, objects: int, size: int, advance: Advance = _nothing) -> tup
         for number in range(batches):
             if number == batches // 10:
                 begun = {name: _use_of(pid) for name, pid in live.pids.items()}
-            refs = [live.new_ref() for _ in range(_BATCH)]
-            seconds += sum(live.ask(0, "put_each", refs=refs, size=size))
+            refs, took = live.ask(0, "put_each", count=_BATCH, size=size)
+            seconds += sum(took)
             seconds += sum(live.ask(1, "get_each", refs=refs, size=size))
             live.ask(number % 2, "delete", refs=refs)
             advance()

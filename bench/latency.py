@@ -89,8 +89,7 @@ def measure_latencies(
 
 
 def _put_and_get(live: LiveCluster, size: int) -> tuple[float, float]:
-    refs = [live.new_ref() for _ in range(_CALLS)]
-    puts = live.ask(0, "put_each", refs=refs, size=size)
+    refs, puts = live.ask(0, "put_each", count=_CALLS, size=size)
     gets = live.ask(1, "get_each", refs=refs, size=size)
     live.ask(0, "delete", refs=refs)
     return statistics.median(puts), statistics.median(gets)
@@ -98,8 +97,7 @@ def _put_and_get(live: LiveCluster, size: int) -> tuple[float, float]:
 
 def _broadcast(live: LiveCluster, size: int) -> Round:
     """All hosts, the one that put it too, get it at the same moment; until the last has it."""
-    refs = [live.new_ref() for _ in range(_BROADCASTS)]
-    live.ask(0, "put_each", refs=refs, size=size)
+    refs, _ = live.ask(0, "put_each", count=_BROADCASTS, size=size)
     first = time.monotonic() + NOTICE
     moments = [first + number * _BETWEEN_BROADCASTS for number in range(_BROADCASTS)]
     step = {"do": "get_each", "refs": refs, "size": size, "moments": moments}
@@ -110,12 +108,11 @@ def _broadcast(live: LiveCluster, size: int) -> Round:
 
 def _many_gets(live: LiveCluster, size: int) -> float:
     """Every worker gets objects of its own, which another host has put."""
-    refs = {rank: [live.new_ref() for _ in range(_GETS_EACH)] for rank in live.ranks}
-    others = {rank: (rank + 1) % len(live.ranks) for rank in live.ranks}
-    live.together({others[rank]: {"do": "put_each", "refs": own, "size": size} for rank, own in refs.items()})
+    step = {"do": "put_each", "count": _GETS_EACH, "size": size}
+    put = [refs for refs, _ in live.together(dict.fromkeys(live.ranks, step)).values()]
     moments = [time.monotonic() + NOTICE, *[0.0] * (_GETS_EACH - 1)]
     told = live.together(
-        {rank: {"do": "get_each", "refs": own, "size": size, "moments": moments} for rank, own in refs.items()}
+        {rank: {"do": "get_each", "refs": put[rank - 1], "size": size, "moments": moments} for rank in live.ranks}
     )
-    live.ask(0, "delete", refs=[ref for own in refs.values() for ref in own])
+    live.ask(0, "delete", refs=[ref for refs in put for ref in refs])
     return max(float(sum(took)) for took in told.values())

@@ -40,19 +40,20 @@ _PATIENCE = 150.0
 
 
 class LiveCluster:
-    """`workers` says on which host each worker is; one on every host, in order, if it is not given."""
+    """`memory` limits the store of every host, or of each. `workers` says on which host each worker is; one on every
+    host, in order, if it is not given."""
 
     def __init__(
         self,
         hosts: Sequence[Host],
         rate: float | None,
         *,
-        memory: int = _MEMORY,
+        memory: int | Sequence[int] = _MEMORY,
         workers: Sequence[int] | None = None,
     ) -> None:
         self._hosts = hosts
         self._rate = _UNSHAPED if rate is None else rate
-        self._memory = memory
+        self._memory = [memory] * len(hosts) if isinstance(memory, int) else memory
         self._places = list(range(len(hosts))) if workers is None else workers
         self._services: list[subprocess.Popen[bytes]] = []
         self._workers: list[LineProcess] = []
@@ -82,8 +83,8 @@ class LiveCluster:
         agents = [self._launch(host, "agent") for host in self._hosts]
         processes.tell(directory, directory_task(token, self._hosts[0].address))
         address = processes.await_ready("directory", directory).report["address"]
-        for host, agent in zip(self._hosts, agents, strict=True):
-            processes.tell(agent, agent_task(address, token, self._memory, self._rate, host.address))
+        for host, agent, memory in zip(self._hosts, agents, self._memory, strict=True):
+            processes.tell(agent, agent_task(address, token, memory, self._rate, host.address))
         for agent in agents:
             processes.await_ready("agent", agent)
         command = [sys.executable, "-m", "hoplite_ucx.bench.worker", address]

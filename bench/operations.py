@@ -138,6 +138,7 @@ def compare(
     size: int,
     rate: float,
     repeat: int,
+    untimed: int = 1,
     bare: bool = True,
     advance: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
@@ -146,7 +147,9 @@ def compare(
         raise PeerError(f"{operation} is between two or more hosts")
     alike = "reduce" if operation == "arrivals" else operation  # sockets have no arrivals: everything is there
     limit = limit_seconds(alike, hosts, size, rate)
-    settings: dict[str, Any] = {"operation": operation, "hosts": hosts, "size": size, "rate": rate}
+    settings: dict[str, Any] = {
+        "operation": operation, "hosts": hosts, "size": size, "rate": rate, "untimed": untimed,
+    }  # fmt: skip
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(hosts, rate))
         memory = max(2 << 30, (hosts + 4) * size)
@@ -154,4 +157,4 @@ def compare(
         runs = {operation: lambda: ROUNDS[operation](rounds)}
         if bare:
             runs[f"bare {alike}"] = stack.enter_context(BarePeers(cluster.hosts, alike, size)).run
-        return measure_in_turn(runs, repeat=repeat, limit=limit, settings=settings, advance=advance)
+        return measure_in_turn(runs, repeat=repeat, untimed=untimed, limit=limit, settings=settings, advance=advance)

@@ -99,15 +99,16 @@ class Worker:
     def delete(self, refs: list[str]) -> None:
         hoplite.delete([_ref(ref) for ref in refs], timeout=_TIMEOUT)
 
-    def put_each(self, refs: list[str], size: int) -> list[float]:
-        """One after the other; how long each took."""
+    def put_each(self, count: int, size: int) -> tuple[list[str], list[float]]:
+        """One after the other, under names that they are given; those, and how long each took."""
         array = np.zeros(size, np.uint8)
-        took = []
-        for ref in map(_ref, refs):
+        refs, took = [], []
+        for _ in range(count):
             began = time.monotonic()
-            hoplite.put(array, ref=ref, timeout=_TIMEOUT)
+            ref = hoplite.put(array, timeout=_TIMEOUT)
             took.append(time.monotonic() - began)
-        return took
+            refs.append(ref.binary.hex())
+        return refs, took
 
     def get_each(self, refs: list[str], size: int, moments: list[float] | None = None) -> list[float]:
         """One after the other, at once or each at its moment, since which its seconds count then."""

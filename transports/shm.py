@@ -67,7 +67,8 @@ def prefault(memory: SharedMemory) -> None:
 
 
 def map_writable(fd: int, capacity: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(_map(fd, capacity, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+    mapped = _map(fd, capacity, mmap.PROT_READ | mmap.PROT_WRITE)
+    return np.frombuffer(memoryview(mapped).cast("B"), np.uint8)
 
 
 def map_read_only(fd: int, capacity: int, on_unmapped: Callable[[], None]) -> memoryview:

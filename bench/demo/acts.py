@@ -22,9 +22,11 @@ _NOTICE = 0.05
 """From telling everyone until it begins."""
 _FRAME = 0.1
 _SELDOM = 0.1
+_UNSHAPED = 0.02
 _OFTEN = 0.005
 _CLOSELY = 0.5
-"""How often agents are asked, in seconds: as a rule, and for so long after a kill those that it concerns."""
+"""The pauses between looking at an agent, in seconds: as a rule, on loopback, and for a while after a kill those behind
+the host that is gone."""
 _MIDDLE = (0.3, 0.9)
 """A host is killed when it stands in between."""
 _LATE = (0.1, 0.2, 0.3)
@@ -86,10 +88,8 @@ class Act(ABC):
         self._show = show
         self._done: dict[int, dict[str, dict[str, Any]]] = {track.index: {} for track in self.tracks}
         self._traffic = Traffic({machine.node: machine.index for machine in hosts.machines})
-        # Small objects are over soon: look more often, else nobody would be caught in the middle.
-        self._every = _SELDOM if self.limit is None else min(_SELDOM, max(_OFTEN, self.limit / 8))
-        if self.limit is None:
-            self._every = _SELDOM / 5
+        # What is over soon must be looked at more often, else nobody would be caught in the middle.
+        self._every = _UNSHAPED if self.limit is None else min(_SELDOM, max(_OFTEN, self.limit / 8))
 
     # --- what differs between acts -----------------------------------------------------------------------------
 

@@ -17,6 +17,9 @@ from hoplite_ucx.bench.timing import Measurement, progress_bar
 from hoplite_ucx.cli.measures import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
 from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
 
+Untimed = Annotated[
+    int, typer.Option(min=1, help="Rounds before those; trees differ, and each round may open links that are new.")
+]
 Bare = Annotated[bool, typer.Option("--bare/--no-bare", help="Whether bare sockets run beside it, round by round.")]
 
 _GIB: int = "1GiB"  # type: ignore[assignment]
@@ -34,44 +37,78 @@ def add_to(app: typer.Typer) -> None:
 
 
 def broadcast(
-    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+    hosts: Hosts = 8,
+    size: Size = SIZE,
+    rate: Rate = RATE,
+    repeat: Repeat = 5,
+    untimed: Untimed = 1,
+    bare: Bare = True,
+    as_json: Json = False,
 ) -> None:
     """All other hosts get an object of host 0."""
-    _operation("broadcast", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+    _operation("broadcast", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
 
 
 def reduce(
-    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+    hosts: Hosts = 8,
+    size: Size = SIZE,
+    rate: Rate = RATE,
+    repeat: Repeat = 5,
+    untimed: Untimed = 1,
+    bare: Bare = True,
+    as_json: Json = False,
 ) -> None:
     """Host 0 gets the sum of an object of each host."""
-    _operation("reduce", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+    _operation("reduce", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
 
 
 def allreduce(
-    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+    hosts: Hosts = 8,
+    size: Size = SIZE,
+    rate: Rate = RATE,
+    repeat: Repeat = 5,
+    untimed: Untimed = 1,
+    bare: Bare = True,
+    as_json: Json = False,
 ) -> None:
     """All hosts get the sum of an object of each."""
-    _operation("allreduce", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+    _operation("allreduce", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
 
 
 def gather(
-    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+    hosts: Hosts = 8,
+    size: Size = SIZE,
+    rate: Rate = RATE,
+    repeat: Repeat = 5,
+    untimed: Untimed = 1,
+    bare: Bare = True,
+    as_json: Json = False,
 ) -> None:
     """Host 0 gets an object of each other host."""
-    _operation("gather", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+    _operation("gather", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
 
 
 def arrivals(
-    hosts: Hosts = 8, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 5, bare: Bare = True, as_json: Json = False
+    hosts: Hosts = 8,
+    size: Size = SIZE,
+    rate: Rate = RATE,
+    repeat: Repeat = 5,
+    untimed: Untimed = 1,
+    bare: Bare = True,
+    as_json: Json = False,
 ) -> None:
     """A reduce of objects that are put 0.1 s apart: how long after the last one it takes."""
-    _operation("arrivals", hosts, size, rate, repeat, bare=bare, as_json=as_json)
+    _operation("arrivals", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
 
 
-def _operation(operation: str, hosts: int, size: int, rate: float, repeat: int, *, bare: bool, as_json: bool) -> None:
-    rounds = (repeat + 1) * (2 if bare else 1)
+def _operation(
+    operation: str, hosts: int, size: int, rate: float, repeat: int, untimed: int, *, bare: bool, as_json: bool
+) -> None:
+    rounds = (repeat + untimed) * (2 if bare else 1)
     with refusals(), progress_bar(operation, rounds, quiet=as_json) as advance:
-        measured = compare(operation, hosts=hosts, size=size, rate=rate, repeat=repeat, bare=bare, advance=advance)
+        measured = compare(
+            operation, hosts=hosts, size=size, rate=rate, repeat=repeat, untimed=untimed, bare=bare, advance=advance
+        )
     title = f"{operation} of {format_size(size)} between {hosts} hosts, {format_bandwidth(rate)} each"
     if operation == "arrivals" and not as_json:
         title += f"; {_ARRIVALS}"

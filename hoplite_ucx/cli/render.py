@@ -61,7 +61,8 @@ def reduce_report(scenario: Scenario, result: Reduced, static: Sequence[StaticRe
     nodes, count = scenario.shape.nodes, scenario.count
     taken = "" if count in (None, nodes) else f"the first {count} of "
     getters = "host 0" if scenario.getters == 1 else _hosts(scenario.getters)
-    yield _title(f"reduce of {format_size(scenario.size)} from {taken}{_hosts(nodes)} to {getters}", scenario)
+    what = "allreduce" if scenario.everywhere else "reduce"
+    yield _title(f"{what} of {format_size(scenario.size)} from {taken}{_hosts(nodes)} to {getters}", scenario)
     yield _headline(result)
     if scenario.arrivals.pattern is not Pattern.TOGETHER and result.contributors:
         after = f"{_time(result.after_last_seconds)} ({result.after_last_ratio:.3f} × the limit)"
@@ -74,7 +75,9 @@ def reduce_report(scenario: Scenario, result: Reduced, static: Sequence[StaticRe
         yield Text(f"    {len(result.restarted)} of {result.slots} slots began anew")
     if result.contributors and len(result.contributors) < nodes:
         yield Text.assemble("    made of ", _joined(scenario, result, sorted(result.contributors), " + "))
-    if result.edges:
+    if result.stripes > 1:
+        yield Text(f"    in {result.stripes} stripes, each of them a chain along the same ring\n")
+    elif result.edges:
         flipped = [(receiver, sender) for sender, receiver in result.edges]
         yield Padding(_tree(scenario, result, flipped, " ← "), (1, 0, 1, 2), expand=False)
     yield _receivers(result)

@@ -1,7 +1,8 @@
 """`hoplite simulate …`: the protocol on a virtual network, from the command line.
 
 Each command reads its options into a `Scenario`, runs it, and shows the result: for people, or with `--json` as one
-object. Hosts are numbered from 0; 0 is the source of a broadcast and the receiver of a gather or a reduce.
+object. Hosts are numbered from 0; 0 is the source of a broadcast, the receiver of a gather or a reduce, and asks for an
+allreduce.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hoplite_ucx.simulate import measure
 from hoplite_ucx.simulate.cluster import Shape
 from hoplite_ucx.simulate.measure import Reduced, Result, StaticResult
 from hoplite_ucx.simulate.scenario import Arrivals, Kill, Pattern, Scenario, Span
-from hoplite_ucx.simulate.static import STATIC_REDUCTIONS, STATIC_TREES
+from hoplite_ucx.simulate.static import STATIC_ALLREDUCES, STATIC_REDUCTIONS, STATIC_TREES
 
 app = typer.Typer(name="simulate", help="Run the protocol on a virtual network.", no_args_is_help=True)
 
@@ -179,6 +180,51 @@ def reduce(
         raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
     result = measure.reduce(scenario)
     static = _compared(measure.static_reductions, scenario, len(STATIC_REDUCTIONS)) if compare_static else []
+    if as_json:
+        figures = _figures(scenario, result) | _reduction_figures(result)
+        if static:
+            figures["static"] = [_static_figures(tree, result, result.after_last_seconds) for tree in static]
+        typer.echo(json.dumps(figures))
+    else:
+        _show(reduce_report(scenario, result, static))
+    _finish(result)
+
+
+@app.command()
+def allreduce(
+    nodes: Nodes = 8,
+    size: Size = _SIZE,
+    bandwidth: Bandwidth = _BANDWIDTH,
+    latency: Latency = _LATENCY,
+    handover: Handover = _HANDOVER,
+    count: Annotated[
+        int | None, typer.Option(help="How many sources go in, the first that are ready; all by default.")
+    ] = None,
+    arrivals: ArrivalsText = "together",
+    kill: KillTexts = None,
+    unplug: UnplugTexts = None,
+    restart_directory: RestartText = None,
+    slow: SlowTexts = None,
+    copies: Annotated[
+        int, typer.Option(help="How many hosts have each source already: its own and the next ones.")
+    ] = 1,
+    compare_static: Annotated[
+        bool, typer.Option("--compare-static", help="Run a ring in stripes, chains, trees and stars as well.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Combine one object of every host, and get the result at every host."""
+    kills = _kills(kill, unplug)
+    if any(each.host == measure.SOURCE for each in kills):
+        raise typer.BadParameter("host 0 asks for the allreduce; kill one of the others")
+    shape = _shape(nodes, size, bandwidth, latency, handover, slow)
+    options = {"copies": copies, "count": count, "getters": nodes, "everywhere": True}
+    scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed, **options)
+    if copies > 1 and scenario.arrivals.pattern is not Pattern.TOGETHER:
+        raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
+    result = measure.allreduce(scenario)
+    static = _compared(measure.static_allreduces, scenario, len(STATIC_ALLREDUCES)) if compare_static else []
     if as_json:
         figures = _figures(scenario, result) | _reduction_figures(result)
         if static:
@@ -346,6 +392,7 @@ def _reduction_figures(result: Reduced) -> dict[str, Any]:
         "after_last_ratio": result.after_last_ratio,
         "contributors": result.contributors,
         "slots": result.slots,
+        "stripes": result.stripes,
         "restarted": result.restarted,
         "rebindings": [asdict(rebinding) for rebinding in result.rebindings],
     }

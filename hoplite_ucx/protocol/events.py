@@ -119,6 +119,7 @@ class ReduceCall(_Local, frozen=True):
     op: Operation
     count: int
     deadline: float | None
+    everywhere: bool = False
 
 
 class ContributorsCall(_Local, frozen=True):
@@ -189,6 +190,14 @@ class CombinedBytes(_Local, frozen=True):
     data: bytes
 
 
+class CombineFailed(_Local, frozen=True):
+    """What a `Combine` (by its segment) or a `CombineBytes` (by its version) asked for has no meaning for such objects:
+    nothing was combined, and the segment's watermark stays where it was."""
+
+    what: int | Version
+    failure: Failure
+
+
 class ServeClosed(_Local, frozen=True):
     """A sending stream is over and reads its segment no more."""
 
@@ -212,6 +221,7 @@ NodeEvent: TypeAlias = (
     | ServeClosed
     | Combined
     | CombinedBytes
+    | CombineFailed
     | ReduceCall
     | ContributorsCall
     | Tick
@@ -243,6 +253,24 @@ class Allocate(_Local, frozen=True):
     size: int
 
 
+class Window(_Local, frozen=True):
+    """A segment that is a piece of another: it shares those bytes and has a watermark of its own, which begins as far
+    as the other is final. A segment that was filled through windows is final when all of them are."""
+
+    segment: int
+    of: int
+    offset: int
+    size: int
+
+
+class Duplicate(_Local, frozen=True):
+    """Fill a segment with the bytes of another one of this node, as far as that has come, without combining anything;
+    `Combined` follows the last byte."""
+
+    segment: int
+    of: int
+
+
 class Fill(_Local, frozen=True):
     """Write the bytes of a small object into its segment."""
 
@@ -257,7 +285,7 @@ class Free(_Local, frozen=True):
 class Combine(_Local, frozen=True):
     """Fill a segment from `start` on by combining parts, in order and as far as each has come: segments of this node,
     or (None) what streams into that part. Part i is combined only as far as part i-1 was; `Combined` follows the last
-    byte."""
+    byte. If it has no meaning, `CombineFailed` is the next event, and what streams in is dropped."""
 
     segment: int
     size: int
@@ -265,6 +293,10 @@ class Combine(_Local, frozen=True):
     op: Operation
     parts: tuple[int | None, ...]
     start: int = 0
+    offset: int = 0
+    """Where the segment's first byte lies in the object that the layout describes: a stripe is a piece of it."""
+    divisor: int = 0
+    """What every part has gone into is divided by it before the watermark rises, unless it is 0."""
 
 
 class Supply(_Local, frozen=True):
@@ -276,12 +308,13 @@ class Supply(_Local, frozen=True):
 
 
 class CombineBytes(_Local, frozen=True):
-    """Combine small objects; `CombinedBytes` follows."""
+    """Combine small objects; `CombinedBytes` or `CombineFailed` follows."""
 
     version: Version
     layout: bytes
     op: Operation
     parts: tuple[bytes, ...]
+    divisor: int = 0
 
 
 class Receive(_Local, frozen=True):
@@ -378,6 +411,8 @@ NodeEffect: TypeAlias = (
     | SendDirectory
     | SendPeer
     | Allocate
+    | Window
+    | Duplicate
     | Fill
     | Free
     | Receive

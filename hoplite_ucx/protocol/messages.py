@@ -20,6 +20,7 @@ PROTOCOL = 1
 
 MAX_FRAME = 64 << 20
 MAX_LAYOUT = 1 << 20
+MAX_TEXT = 4096
 _MAX_LIST = 1_000_000
 
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -27,7 +28,7 @@ Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Call: TypeAlias = Annotated[CallId, Meta(ge=0, lt=1 << 62)]
 Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e15)]
 """Bytes a second; bounded because rates are added up, and infinities would never go away again."""
-Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Layout: TypeAlias = Annotated[bytes, Meta(max_length=MAX_LAYOUT)]
 Data: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 Into: TypeAlias = Annotated[bytes, Meta(max_length=REF_BYTES)]
@@ -79,13 +80,15 @@ class Delete(_ToDirectory, frozen=True):
 
 
 class Reduce(_ToDirectory, frozen=True):
-    """Combine the first `count` of the sources that are ready into the target."""
+    """Combine the first `count` of the sources that are ready into the target. `everywhere`: the hosts of the sources
+    will all get it (an allreduce), so that it may pay to lay it in stripes."""
 
     call: Call
     target: Ref
     sources: Refs
     op: Operation
     count: Number
+    everywhere: bool = False
 
 
 class Ask(_ToDirectory, frozen=True):
@@ -110,6 +113,8 @@ class Copy(Struct, frozen=True, array_like=True):
     layout: Layout
     sealed: bool = True
     origin: Origin | None = None
+    piece: bool = False
+    """It is of a stripe: a new directory lays stripes anew."""
 
 
 class Partial(Struct, frozen=True, array_like=True):
@@ -125,6 +130,8 @@ class Partial(Struct, frozen=True, array_like=True):
     sealed: bool = True
     origin: Origin | None = None
     into: Into = NO_SLOT
+    piece: bool = False
+    """It is of a stripe, or put together from stripes."""
 
 
 class SlotReport(Struct, frozen=True, array_like=True):
@@ -259,6 +266,14 @@ class CombinedInline(_ToDirectory, frozen=True):
     kept: bool = False
 
 
+class Unfit(_ToDirectory, frozen=True):
+    """What the node was given to combine, as a slot or inline, nobody can combine so; it has let go of it."""
+
+    version: Version
+    detail: Text
+    remedy: Text
+
+
 class Declined(_ToDirectory, frozen=True):
     """No memory for this placement or slot."""
 
@@ -299,6 +314,7 @@ ToDirectory: TypeAlias = (
     | Bound
     | Consumed
     | CombinedInline
+    | Unfit
 )
 
 
@@ -357,15 +373,35 @@ class Place(_ToNode, frozen=True):
     into: Into = NO_SLOT
 
 
-BIND_ALIGNMENT = 16
-"""The largest element of any dtype: a slot begins at a multiple of it."""
+BIND_ALIGNMENT = 64
+"""No element is larger, and none is split: slots and stripes begin at its multiples."""
+
+
+class Stripe(Struct, frozen=True, array_like=True):
+    """A piece of a striped target, made as an object of its own."""
+
+    version: Version
+    size: Annotated[int, Meta(ge=1, lt=1 << 62)]
+
+
+class Assemble(_ToNode, frozen=True):
+    """Put this version together from its stripes, in this order; each will be placed. The newest number wins."""
+
+    version: Version
+    number: Number
+    size: Bytes
+    layout: Layout
+    stripes: Annotated[tuple[Stripe, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+    sealed: bool = False
+    origin: Origin | None = None
 
 
 class Bind(_ToNode, frozen=True):
     """Combine these parts, in this order, into a version of your own. The newest number wins.
 
     Combine only from `start` on: whoever pulls has what is below. `resume`: you were getting the version yourself and
-    have received it as far as `start`, or a few bytes more; that stays, and you will have all of it.
+    have received it as far as `start`, or a few bytes more; that stays, and you will have all of it. With `offset` it
+    is a slot of a stripe: of the first part, a source that is here, only `size` bytes from there on go in.
     """
 
     version: Version
@@ -379,6 +415,9 @@ class Bind(_ToNode, frozen=True):
     """What the slot is for: some slots of every reduction carry it, in case the directory is lost."""
     start: Bytes = 0
     resume: bool = False
+    offset: Bytes | None = None
+    divisor: Number = 0
+    """What is combined is divided by it, unless it is 0: a mean is, where the last of it is combined."""
 
     @property
     def lacks(self) -> int:
@@ -393,6 +432,7 @@ class CombineInline(_ToNode, frozen=True):
     layout: Layout
     op: Operation
     parts: Annotated[tuple[Data, ...], Meta(min_length=1, max_length=_MAX_LIST)]
+    divisor: Number = 0
 
 
 class Sealed(_ToNode, frozen=True):
@@ -481,6 +521,7 @@ ToNode: TypeAlias = (
     | PutAccepted
     | PutRefused
     | Place
+    | Assemble
     | Inline
     | Failed
     | Drop
@@ -514,7 +555,7 @@ class StreamRequest(_ToPeer, frozen=True):
     granule: Annotated[int, Meta(ge=1)]
     rate: Rate
     for_slot: bool = False
-    """What a slot pulls was counted when the slot was bound, and is not refused for want of streams."""
+    """What a slot or a target in stripes pulls was counted with it, and is not refused for want of streams."""
 
 
 class StreamStatus(_ToPeer, frozen=True):

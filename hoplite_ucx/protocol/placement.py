@@ -95,8 +95,9 @@ class Location:
     def __post_init__(self) -> None:
         self.rate_class = round(2 * math.log2(self.nic.up))
 
-    def left(self) -> float:
-        return self.nic.up - self.load
+    def left(self, ref: bytes) -> float:
+        """What of its NIC's share for this object its streams leave; other objects' streams have theirs."""
+        return self.nic.up_share(ref) - self.load
 
 
 class Shelf(enum.Enum):
@@ -197,8 +198,8 @@ class SenderPool:
     def _plan(self, location: Location, nic: Nic, remaining: int, now: float) -> Plan:
         full = min(location.nic.up_share(self._ref), nic.down_share(self._ref))
         plan = self._plan_from(location, full, remaining, max(now, location.free_at))
-        if location.free_at > now and location.left() > _WORTH_USING * location.nic.up:
-            sooner = self._plan_from(location, min(full, location.left()), remaining, now)
+        if location.free_at > now and location.left(self._ref) > _WORTH_USING * location.nic.up:
+            sooner = self._plan_from(location, min(full, location.left(self._ref)), remaining, now)
             if sooner.finish < plan.finish:
                 return sooner
         return plan
@@ -207,7 +208,7 @@ class SenderPool:
         location = self.locations[sender]
         rate = location.children[slow].rate
         full = min(location.nic.up_share(self._ref), nic.down_share(self._ref))
-        if rate >= _SLOW * full or location.left() + rate < _SLOW * full:
+        if rate >= _SLOW * full or location.left(self._ref) + rate < _SLOW * full:
             return None
         plan = self._plan_from(location, full, remaining, now)
         return Plan(plan.sender, plan.rate, plan.finish, displaces=slow)
@@ -227,7 +228,7 @@ class SenderPool:
         location.stamp = self._stamps
         if not location.children:
             shelf, key = Shelf.FREE, location.finish
-        elif location.left() > _ROOMY * location.nic.up:
+        elif location.left(self._ref) > _ROOMY * location.nic.up:
             shelf, key = Shelf.ROOMY, location.finish
         else:
             shelf, key = Shelf.BUSY, location.free_at

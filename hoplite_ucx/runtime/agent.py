@@ -10,6 +10,7 @@ import logging
 import resource
 import secrets
 import signal
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,10 +27,12 @@ from hoplite_ucx.protocol.events import (
     CombineBytes,
     Combined,
     CombinedBytes,
+    CombineFailed,
     ConnectDirectory,
     DirectoryConnected,
     DirectoryLost,
     DisconnectDirectory,
+    Duplicate,
     Fill,
     Free,
     FromDirectory,
@@ -43,6 +46,7 @@ from hoplite_ucx.protocol.events import (
     ServeClosed,
     Supply,
     Tick,
+    Window,
 )
 from hoplite_ucx.protocol.ids import CallId, StreamId, identity_of, label, node_id
 from hoplite_ucx.protocol.messages import Leave, StreamFault, Welcome, decode_to_node, encode
@@ -105,6 +109,8 @@ class Agent:
         """Find the directory, listen, and begin to join. Raises a `TransportError` if the directory is not there."""
         self._loop = asyncio.get_running_loop()
         _raise_descriptor_limit()
+        # Overflow in users' arrays is theirs to find in the result; nobody reads an agent's warnings.
+        warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         profile = self._profile
         host = await self._look_at_directory()
         check_token(profile.token, host)
@@ -134,6 +140,8 @@ class Agent:
             SendDirectory: self._send_directory,
             SendPeer: self._send_peer,
             Allocate: lambda effect: self._store.allocate(effect.segment, effect.size),
+            Window: lambda effect: self._store.window(effect.segment, effect.of, effect.offset, effect.size),
+            Duplicate: self._duplicate,
             Fill: self._fill,
             Free: self._free,
             Receive: self._receive,
@@ -356,20 +364,24 @@ class Agent:
         segment = self._store[effect.segment]
         self._store.back(segment)
         parts = [None if part is None else self._store[part] for part in effect.parts]
-        kernel = Kernel(effect.layout, effect.op)
+        kernel = Kernel(effect.layout, effect.op, effect.offset)
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
-        self._slots[effect.segment] = Slot(self._combiner, segment, kernel, parts, on_combined, start=effect.start)
+        self._slots[effect.segment] = Slot(
+            self._combiner, segment, kernel, parts, on_combined, start=effect.start, divisor=effect.divisor
+        )
+        if kernel.failure is not None:
+            self.dispatch(CombineFailed(effect.segment, kernel.failure))
+
+    def _duplicate(self, effect: Duplicate) -> None:
+        on_combined = partial(self._dispatch_soon, Combined(effect.segment))
+        segment, source = self._store[effect.segment], self._store[effect.of]
+        self._slots[effect.segment] = Slot(self._combiner, segment, None, [source], on_combined)
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
-        def work() -> None:
-            data = combine_bytes(effect.layout, effect.op, effect.parts)
-            self._dispatch_soon(CombinedBytes(effect.version, data))
-
         if len(effect.parts) * len(effect.parts[0]) <= SMALL:
-            data = combine_bytes(effect.layout, effect.op, effect.parts)
-            self.dispatch(CombinedBytes(effect.version, data))
+            self.dispatch(_combined_bytes(effect))
         else:
-            self._combiner.executor.submit(work)
+            self._combiner.executor.submit(lambda: self._dispatch_soon(_combined_bytes(effect)))
 
     def _is_stored(self, call: CallId) -> bool:
         put = self.machine.calls.puts.get(call)
@@ -416,6 +428,14 @@ class Agent:
                 for link in self._transport.links()
             ],
         }
+
+
+def _combined_bytes(effect: CombineBytes) -> CombinedBytes | CombineFailed:
+    try:
+        data = combine_bytes(effect.layout, effect.op, effect.parts, effect.divisor)
+        return CombinedBytes(effect.version, data)
+    except HopliteError as error:
+        return CombineFailed(effect.version, error.failure)
 
 
 def _raise_descriptor_limit() -> None:

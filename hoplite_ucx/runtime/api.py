@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime import current, kernels, values
+from hoplite_ucx.runtime import current, values
 from hoplite_ucx.runtime.checks import (
     about,
     check_count,
@@ -26,7 +25,7 @@ from hoplite_ucx.runtime.checks import (
 )
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.drafts import Draft
-from hoplite_ucx.runtime.layout import Array, ArrayLayout, Leaf, decode_layout, describe_dtype, encode_layout
+from hoplite_ucx.runtime.layout import Array, ArrayLayout, Leaf, describe_dtype, encode_layout
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
 
@@ -87,37 +86,14 @@ def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[
     results = []
     for index, (ref, (memory, layout)) in enumerate(zip(refs, found, strict=True)):
         try:
-            if ref.op is not None:
-                _check_reduced(ref, memory, layout)
             if outs is not None:
                 values.copy_out(memory, layout, outs[index])
-                if ref.op is Operation.MEAN:
-                    outs[index][...] = kernels.divided(outs[index], ref.count)
                 results.append(outs[index])
-                continue
-            value = values.decode(memory, layout)
-            results.append(_mean(value, ref.count) if ref.op is Operation.MEAN else value)
+            else:
+                results.append(values.decode(memory, layout))
         except HopliteError as error:
             raise about(error, ref) from error
     return results
-
-
-def _check_reduced(ref: ObjectRef, memory: memoryview, layout: bytes) -> None:
-    """Only here it is known what the sources of a reduction were."""
-    assert ref.op is not None
-    problem = kernels.problem(decode_layout(layout, len(memory)), ref.op)
-    if problem is not None:
-        raise invalid(problem, "reduce arrays for which the operation is defined")
-
-
-def _mean(value: Any, count: int) -> Any:
-    if isinstance(value, np.ndarray):
-        mean = kernels.divided(value, count)
-        mean.flags.writeable = False
-        return mean
-    if isinstance(value, dict):
-        return {key: _mean(child, count) for key, child in value.items()}
-    return type(value)(_mean(child, count) for child in value)
 
 
 def gather(refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
@@ -201,15 +177,11 @@ def _reduce(
     check_count(count, len(sources), "sources")
     if len(set(sources)) != len(sources):
         raise invalid("a source stands more than once in the list", "give each source once")
-    for source in sources:
-        if source.op is Operation.MEAN:
-            detail = "a mean cannot be a source: it is divided where it is got"
-            raise about(invalid(detail, "reduce with op='sum', or put the mean as a new object"), source)
     target = optional_ref(ref)
     if target in sources:
         raise about(invalid("the target is one of the sources", "give the result a ref of its own"), target)
     ours.reduce(target.binary, [source.binary for source in sources], how, count, timeout, everywhere=everywhere)
-    return note_made(ObjectRef(target.binary, how, count))
+    return note_made(target)
 
 
 def contributors(ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:

@@ -1,16 +1,17 @@
 """How bytes are combined: one kernel per layout and operation, on any range of whole elements.
 
-Arithmetic is numpy's, in the dtype of the sources, so a result has the layout of what it was made of. A mean is a sum
-here: slots nest, and only who has the whole sum may divide it (see `divided`).
+Arithmetic is numpy's, in the dtype of the sources, so a result has the layout of what it was made of. A mean is
+combined as a sum: slots nest, and only who makes the whole sum divides it.
 """
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.layout import Layout, decode_layout, leaves_of
 
@@ -51,31 +52,41 @@ def _defined(op: Operation, dtype: np.dtype[Any]) -> bool:
     none = np.empty(0, dtype)
     try:
         _UFUNCS[op](none, none, out=none)
+        if op is Operation.MEAN:
+            _divide(none, 1)
     except (TypeError, np.exceptions.DTypePromotionError):
         return False
     return True
 
 
+def _divide(array: npt.NDArray[Any], divisor: int) -> None:
+    """In place, and in the array's own dtype."""
+    np.divide(array, np.asarray(divisor).astype(array.dtype), out=array)
+
+
 _ANY_SIZE = 1 << 62
+_REMEDY = "reduce arrays for which the operation is defined"
 
 
 class Kernel:
-    """Combines ranges of an object, or of a piece of one that begins at `offset`. What has no meaning becomes zeros:
-    whoever gets it is told why."""
+    """Combines ranges of an object, or of a piece of one that begins at `offset`. If that has no meaning, `failure`
+    says why, and nothing may be combined."""
 
     def __init__(self, layout: bytes, op: Operation, offset: int = 0) -> None:
         self._ufunc = _UFUNCS[op]
         self._runs: list[tuple[int, int, np.dtype[Any]]] = []
+        self.failure: Failure | None = None
         try:
             decoded = decode_layout(layout, _ANY_SIZE)
-            self.problem = problem(decoded, op)
+            detail = problem(decoded, op)
+            if detail is not None:
+                raise Failure(FailureKind.INVALID, detail, _REMEDY).exception()
         except HopliteError as error:
-            self.problem = str(error)
+            self.failure = error.failure
         else:
-            if self.problem is None:
-                leaves = sorted(leaves_of(decoded), key=lambda leaf: leaf.offset)
-                spans = [(leaf.offset - offset, leaf.nbytes(), leaf.numpy_dtype()) for leaf in leaves]
-                self._runs = [(start, start + length, dtype) for start, length, dtype in spans if length]
+            leaves = sorted(leaves_of(decoded), key=lambda leaf: leaf.offset)
+            spans = [(leaf.offset - offset, leaf.nbytes(), leaf.numpy_dtype()) for leaf in leaves]
+            self._runs = [(start, start + length, dtype) for start, length, dtype in spans if length]
         self._starts = [start for start, _, _ in self._runs]
 
     def floor(self, position: int) -> int:
@@ -88,41 +99,42 @@ class Kernel:
 
     def combine(self, out: Bytes, left: Bytes, right: Bytes, start: int, end: int, shift: int = 0) -> None:
         """out = left op right between two places that cut no element. `right` lies `shift` bytes lower in its array."""
-        if self.problem is not None:
-            out[start:end] = 0
-            return
+        assert self.failure is None
+        for low, high, dtype in self._between(start, end):
+            self._ufunc(
+                left[low:high].view(dtype),
+                right[low - shift : high - shift].view(dtype),
+                out=out[low:high].view(dtype),
+            )
+
+    def divide(self, out: Bytes, start: int, end: int, divisor: int) -> None:
+        """Make means of sums, in place, between two places that cut no element."""
+        assert self.failure is None
+        for low, high, dtype in self._between(start, end):
+            _divide(out[low:high].view(dtype), divisor)
+
+    def _between(self, start: int, end: int) -> Iterator[tuple[int, int, np.dtype[Any]]]:
+        """The arrays, or pieces of them, that lie there."""
         index = max(0, bisect_right(self._starts, start) - 1)
         for low, high, dtype in self._runs[index:]:
-            low, high = max(low, start), min(high, end)
             if low >= end:
                 break
+            low, high = max(low, start), min(high, end)
             if low < high:
-                self._ufunc(
-                    left[low:high].view(dtype),
-                    right[low - shift : high - shift].view(dtype),
-                    out=out[low:high].view(dtype),
-                )
+                yield low, high, dtype
 
 
-def combine_bytes(layout: bytes, op: Operation, parts: tuple[bytes, ...]) -> bytes:
-    """Combine small objects, in order."""
+def combine_bytes(layout: bytes, op: Operation, parts: tuple[bytes, ...], divisor: int = 0) -> bytes:
+    """Combine small objects, in order, and divide the result unless `divisor` is 0. Raises if that has no meaning."""
     size = len(parts[0])
     kernel = Kernel(layout, op)
-    arrays = [np.frombuffer(part, np.uint8) for part in parts]
-    if len(arrays) == 1:
-        return parts[0]
-    out = np.zeros(size, np.uint8)
-    left = arrays[0]
+    if kernel.failure is not None:
+        raise kernel.failure.exception()
+    first, *others = [np.frombuffer(part, np.uint8) for part in parts]
+    out = first.copy()
     with np.errstate(all="ignore"):
-        for right in arrays[1:]:
-            kernel.combine(out, left, right, 0, size)
-            left = out
+        for other in others:
+            kernel.combine(out, out, other, 0, size)
+        if divisor:
+            kernel.divide(out, 0, size, divisor)
     return out.tobytes()
-
-
-def divided(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """A sum's mean, in the sum's dtype."""
-    mean = np.empty_like(array)
-    with np.errstate(all="ignore"):
-        np.divide(array, np.asarray(count).astype(array.dtype), out=mean)
-    return mean

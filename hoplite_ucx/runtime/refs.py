@@ -4,25 +4,19 @@ import secrets
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import REF_BYTES
-from hoplite_ucx.protocol.messages import Operation
 
 
 class ObjectRef:
-    """The name of an object, perhaps before the object exists. Refs can be compared, hashed, pickled and sent anywhere.
+    """The name of an object, perhaps before it exists. Refs can be compared, hashed, pickled and sent anywhere."""
 
-    A ref that `reduce` returned also knows the operation and how many sources go into it.
-    """
+    __slots__ = ("_binary",)
 
-    __slots__ = ("_binary", "count", "op")
-
-    def __init__(self, binary: bytes, op: Operation | None = None, count: int = 0) -> None:
+    def __init__(self, binary: bytes) -> None:
         given: object = binary
         if not isinstance(given, bytes) or len(given) != REF_BYTES:
             detail = f"a ref is made of {REF_BYTES} bytes, not of {given!r}"
             raise Failure(FailureKind.INVALID, detail[:200], "use new_ref(), or the binary of another ref").exception()
         self._binary = binary
-        self.op = op
-        self.count = count
 
     @classmethod
     def random(cls) -> "ObjectRef":
@@ -44,5 +38,5 @@ class ObjectRef:
     def __repr__(self) -> str:
         return f"ObjectRef({self._binary.hex()})"
 
-    def __reduce__(self) -> tuple[type["ObjectRef"], tuple[bytes, Operation | None, int]]:
-        return ObjectRef, (self._binary, self.op, self.count)
+    def __reduce__(self) -> tuple[type["ObjectRef"], tuple[bytes]]:
+        return ObjectRef, (self._binary,)

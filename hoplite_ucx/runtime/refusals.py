@@ -2,16 +2,12 @@
 
 import logging
 
-from hoplite_ucx.transports.errors import HandshakeError, TransportError, WrongPeerError
+from hoplite_ucx.transports.errors import TransportError, WrongClusterError, WrongTokenError, WrongVersionError
 
 _log = logging.getLogger("hoplite")
 
 
 def tell_refused(error: TransportError) -> None:
     """Whoever lacks the token, or is of another cluster or release, should be found; whoever only knocked need not."""
-    if (
-        type(error) is not HandshakeError
-        and isinstance(error, HandshakeError)
-        and not isinstance(error, WrongPeerError)
-    ):
+    if isinstance(error, WrongTokenError | WrongClusterError | WrongVersionError):
         _log.warning("a connection was refused: %s", error)

@@ -24,6 +24,7 @@ RING = 8 << 20
 STEP = 512 << 10
 """How much of a part is combined at a time: little enough to stay in the cache for the next part."""
 _RINGS_KEPT = 8
+_ALIGNMENT = 64
 
 
 class Combiner:
@@ -59,6 +60,8 @@ class Part:
         self.segment = segment
         self.memory: Bytes | None = segment.array if segment is not None else None
         self.ring: Bytes | None = None
+        self.origin = 0
+        """Which of the part's bytes lies at the ring's beginning."""
         self.received = self.combined = start
         self.sink: PartSink | None = None
 
@@ -76,18 +79,24 @@ class Slot:
         on_combined: Callable[[], None],
         *,
         start: int = 0,
+        divisor: int = 0,
     ) -> None:
-        """Without a kernel there is one part, which is copied as far as it has come."""
+        """Without a kernel there is one part, which is copied as far as it has come. With one that cannot combine such
+        parts nothing is ever combined: the slot only takes in what was sent to it already."""
         assert kernel is not None or len(parts) == 1
         self.segment = segment
         self._combiner = combiner
         self._kernel = kernel
+        self._divisor = divisor
+        self._final = start
         self._parts = [Part(index, part, start) for index, part in enumerate(parts)]
         self._on_combined = on_combined
         self._lock = threading.Lock()
         self._dirty = False
-        self._done = False
+        self._done = kernel is not None and kernel.failure is not None
         segment.raise_watermark(start)
+        if self._done:
+            return
         for part in self._parts:
             if part.segment is not None:
                 part.segment.subscribe(self._advance_soon)
@@ -154,22 +163,32 @@ class Slot:
             if part.index == 0 or self._kernel is None:
                 part.combined = self._take_first(part, goal)
             else:
-                part.combined = self._take(part, self._kernel.floor(goal), self._kernel)
-            if part.combined > before:
+                goal = self._kernel.floor(goal)
+                part.combined = self._take(part, goal, self._kernel)
+            if part.combined < goal:
                 self._dirty = True
-                if part.sink is not None:
-                    grown.append(part.sink)
+            if part.combined > before and part.sink is not None:
+                grown.append(part.sink)
             if part.combined == size and part.ring is not None:
                 self._combiner.return_ring(part.ring)
                 part.ring = None
             limit = part.combined
-        if limit > self.segment.watermark():
-            self.segment.raise_watermark(limit)
+        self._finish(limit)
         if limit == size:
             self._done = True
             self._let_go()
             return grown, True
         return grown, False
+
+    def _finish(self, end: int) -> None:
+        """Every part has gone into what lies below `end`: it is divided, if it is a mean, and then it is final."""
+        if self._divisor and self._kernel is not None:
+            end = self._kernel.floor(end)
+            if end > self._final:
+                self._kernel.divide(self.segment.array, self._final, end, self._divisor)
+        self._final = end
+        if end > self.segment.watermark():
+            self.segment.raise_watermark(end)
 
     def _take_first(self, part: Part, goal: int) -> int:
         """The first part is not touched: the second is combined with it where it lies. Alone, it is copied."""
@@ -189,12 +208,11 @@ class Slot:
             if goal <= start or part.ring is None:
                 return start
             right = part.ring
-            place = start % len(right)
+            place = (start - part.origin) % len(right)
             shift = start - place
             goal = min(goal, start + len(right) - place)
         if goal > start:
-            with np.errstate(all="ignore"):
-                kernel.combine(self.segment.array, left, right, start, goal, shift)
+            kernel.combine(self.segment.array, left, right, start, goal, shift)
         return max(goal, start)
 
     def _let_go(self) -> None:
@@ -209,7 +227,11 @@ class Slot:
             return self.segment.memory[offset : offset + length]
         if part.ring is None:
             part.ring = self._combiner.take_ring(self.segment.size)
-        place = offset % len(part.ring)
+        if part.combined == offset:
+            # Nothing waits: what comes goes where the ring was used last, which the processor has in its cache.
+            # Aligned, so that the ring's end cuts no element.
+            part.origin = offset - offset % _ALIGNMENT
+        place = (offset - part.origin) % len(part.ring)
         return part.ring.data[place : min(place + length, len(part.ring))]
 
     def room(self, part: Part) -> int:

@@ -184,6 +184,8 @@ class Workers:
 
     def request(self, session: "WorkerSession", request: wire.Request) -> None:
         match request:
+            case wire.GetRequest(number, ref, timeout):
+                self._dispatch(GetCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.PutRequest():
                 self._put(session, request)
             case wire.PutProgress(number, watermark):
@@ -191,15 +193,13 @@ class Workers:
                     segment.raise_watermark(min(watermark, segment.size))
             case wire.PutEnd(number, shared):
                 self._put_end(session, number, shared)
-            case wire.GetRequest(number, ref, timeout):
-                self._dispatch(GetCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.WaitRequest(number, refs, count, timeout):
                 self._dispatch(WaitCall(self._begin(session, number), refs, count, _deadline(timeout)))
             case wire.DeleteRequest(number, refs, timeout):
                 self._dispatch(DeleteCall(self._begin(session, number), refs, _deadline(timeout)))
-            case wire.ReduceRequest(number, target, sources, op, count, timeout):
+            case wire.ReduceRequest(number, target, sources, op, count, timeout, everywhere):
                 call = self._begin(session, number)
-                self._dispatch(ReduceCall(call, target, sources, op, count, _deadline(timeout)))
+                self._dispatch(ReduceCall(call, target, sources, op, count, _deadline(timeout), everywhere))
             case wire.ContributorsRequest(number, ref, timeout):
                 self._dispatch(ContributorsCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.Cancel(number):

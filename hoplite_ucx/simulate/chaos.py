@@ -139,6 +139,8 @@ class Chaos:
         self._log: list[str] = []
         self._plain = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self._some_size() for ref in self._plain}
+        self._homes: dict[bytes, int] = {}  # sources of an allreduce, and where each is put first
+        self._allreduces: dict[bytes, None] = {}
         often = 1.0 if self._ambush is Ambush.SLOT else 0.7
         self._reductions = self._some_reductions() if reductions and rng.random() < often else {}
         self._sources = [ref for ref in self._sizes if ref not in self._plain]
@@ -152,9 +154,16 @@ class Chaos:
         rng = self._random
         slots = self._ambush is Ambush.SLOT
         size = self._largest if slots else self._some_size()
-        sources = [self.cluster.new_ref() for _ in range(rng.randint(3 if slots else 1, 7))]
+        everywhere = not slots and rng.random() < 0.4
+        least = 3 if slots else 1
+        number = rng.randint(3, self._nodes) if everywhere else rng.randint(least, 7)
+        sources = [self.cluster.new_ref() for _ in range(number)]
         self._sizes |= dict.fromkeys(sources, size)
-        reductions = {self.cluster.new_ref(): (tuple(sources), rng.randint(3 if slots else 1, len(sources)))}
+        count = rng.randint(number - 1 if everywhere else least, number)
+        reductions = {self.cluster.new_ref(): (tuple(sources), count)}
+        if everywhere:
+            self._homes = dict(zip(sources, rng.sample(range(self._nodes), len(sources)), strict=True))
+            self._allreduces = dict.fromkeys(reductions)
         if rng.random() < 0.4:
             others = [
                 *rng.sample(sources, rng.randint(0, len(sources))),
@@ -197,12 +206,16 @@ class Chaos:
         # Slots are taken over where sources have other copies: these are made first.
         slots = self._ambush is Ambush.SLOT
         for target in self._reductions:
-            clock.at(start + rng.random() * rng.choice((0.05, 0.3)) + 0.3 * slots, self._reduce, target)
+            begin = self._reduce_when_put if target in self._allreduces else self._reduce
+            clock.at(start + rng.random() * rng.choice((0.05, 0.3)) + 0.3 * slots, begin, target)
         for ref in self._refs:
-            if ref not in self._reductions:
+            if ref in self._homes:
+                clock.at(start + rng.random() * 0.05, self._put, ref, self._homes[ref])
+            elif ref not in self._reductions:
                 clock.at(start + rng.random() * rng.choice((0.1, 0.6)), self._put, ref)
             few = ref in self._sources and rng.random() < 0.7  # else every source would be everywhere
-            askers = rng.sample(range(self._nodes), 0 if few else rng.randint(1, self._nodes))
+            least = self._nodes if ref in self._allreduces else 1
+            askers = rng.sample(range(self._nodes), 0 if few else rng.randint(least, self._nodes))
             if slots and ref in self._sources:
                 askers = rng.sample(range(self._nodes), rng.randint(1, 2))
             spread = rng.choice((0.0, 0.05, 0.5))
@@ -438,8 +451,19 @@ class Chaos:
         index = self._some_living_node()
         if index is not None:
             sources, count = self._reductions[target]
-            self._say(f"reduce {count} of {len(sources)} into {target.hex()[:8]}", index)
-            self.cluster.reduce(index, target, sources, count)
+            everywhere = target in self._allreduces
+            what = "allreduce" if everywhere else "reduce"
+            self._say(f"{what} {count} of {len(sources)} into {target.hex()[:8]}", index)
+            self.cluster.reduce(index, target, sources, count, everywhere=everywhere)
+
+    def _reduce_when_put(self, target: bytes) -> None:
+        """Stripes are laid for sources that are there together: wait a while for all of them."""
+        sources = set(self._reductions[target][0])
+        pending = any(isinstance(c.event, PutCall) and c.event.ref in sources and c.open for c in self._all_calls())
+        if pending and self.cluster.clock.now < _STORM / 2:
+            self.cluster.clock.after(0.02, self._reduce_when_put, target)
+        else:
+            self._reduce(target)
 
     def _ask(self) -> None:
         index = self._some_living_node()

@@ -194,11 +194,19 @@ class VirtualCluster:
         return self._begin(self._call(index, lambda number, at: DeleteCall(number, refs, at), timeout))
 
     def reduce(
-        self, index: int, target: bytes, sources: tuple[bytes, ...], count: int, *, timeout: float | None = None
+        self,
+        index: int,
+        target: bytes,
+        sources: tuple[bytes, ...],
+        count: int,
+        *,
+        everywhere: bool = False,
+        timeout: float | None = None,
     ) -> Call:
-        return self._begin(
-            self._call(index, lambda number, at: ReduceCall(number, target, sources, Operation.SUM, count, at), timeout)
-        )
+        def make(number: CallId, at: float | None) -> ReduceCall:
+            return ReduceCall(number, target, sources, Operation.SUM, count, at, everywhere)
+
+        return self._begin(self._call(index, make, timeout))
 
     def contributors(self, index: int, ref: bytes, *, timeout: float | None = None) -> Call:
         return self._begin(self._call(index, lambda number, at: ContributorsCall(number, ref, at), timeout))

@@ -54,6 +54,23 @@ class Content:
         return found
 
 
+class Piece:
+    """A piece of another content, whose bytes it shares, counted from its own beginning."""
+
+    __slots__ = ("_offset", "_whole")
+
+    def __init__(self, whole: "Content | Piece", offset: int) -> None:
+        self._whole = whole
+        self._offset = offset
+
+    def write(self, start: int, end: int, token: int) -> None:
+        self._whole.write(start + self._offset, end + self._offset, token)
+
+    def read(self, start: int, end: int) -> list[Span]:
+        spans = self._whole.read(start + self._offset, end + self._offset)
+        return [(low - self._offset, high - self._offset, token) for low, high, token in spans]
+
+
 def _merged(spans: list[Span]) -> list[Span]:
     merged: list[Span] = []
     for low, high, token in spans:

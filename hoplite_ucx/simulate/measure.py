@@ -1,10 +1,12 @@
-"""Timed runs: how long a broadcast, gather or reduce takes on a virtual cluster, held against what the network allows.
+"""Timed runs: how long a broadcast, gather, reduce or allreduce takes on a virtual cluster, held against what the
+network allows.
 
 Time runs from the moment all puts are done; each receiver's own time runs from when it asked. Host 0 is the source of a
 broadcast and the receiver of a gather or a reduce. With every host at the rate B the limits are S/B for a broadcast and
-a reduce, and (n-1)·S/B for a gather. Where the sources of a reduce arrive one by one, it is asked for before they do,
-and what counts is the time after the last one that it takes. A disturbed run (hosts killed or slow) is repeated without
-the disturbance, so that it can say what the others lost by it. Every result is checked byte for byte before it counts.
+a reduce, (n-1)·S/B for a gather, and 2(n-1)/n·S/B for an allreduce. Where the sources of a reduce arrive one by one, it
+is asked for before they do, and what counts is the time after the last one that it takes. A disturbed run (hosts killed
+or slow) is repeated without the disturbance, so that it can say what the others lost by it. Every result is checked
+byte for byte before it counts.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from hoplite_ucx.protocol.messages import Bind, Place, ToDirectory, ToNode
 from hoplite_ucx.simulate.cluster import Call, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.scenario import Kill, Pattern, Scenario
-from hoplite_ucx.simulate.static import STATIC_REDUCTIONS, STATIC_TREES, reducing_cluster, static_cluster
+from hoplite_ucx.simulate.static import (
+    STATIC_ALLREDUCES,
+    STATIC_REDUCTIONS,
+    STATIC_TREES,
+    allreducing_cluster,
+    reducing_cluster,
+    static_cluster,
+)
 
 SOURCE = 0
 # Virtual seconds after which a run is given up, on top of what one host after the other would take.
@@ -130,6 +139,8 @@ class Reduced(Result):
     ready_seconds: float
     """When as many sources as it takes were there."""
     slots: int
+    stripes: int
+    """How many pieces the target was made in."""
     rebindings: tuple[Rebinding, ...]
 
     @property
@@ -177,6 +188,11 @@ def reduce(scenario: Scenario) -> Reduced:
     return _with_loss(scenario, calm, lambda scenario: _reduce(scenario, VirtualCluster))
 
 
+def allreduce(scenario: Scenario) -> Reduced:
+    """One object from every host, or the first `count` of them, combined; every host gets the result."""
+    return reduce(replace(scenario, everywhere=True, getters=scenario.shape.nodes))
+
+
 def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
     """Every static tree in the same scenario, the fastest first; nobody is killed, since these do not repair."""
     calm = replace(scenario, kills=(), directory_crash=None, put_again=False)
@@ -196,6 +212,19 @@ def static_reductions(scenario: Scenario, progress: Callable[[str], object] = la
     for name, degree in STATIC_REDUCTIONS.items():
         progress(name)
         results.append(StaticResult(name, _reduce(calm, reducing_cluster(degree)).after_last_seconds))
+    return sorted(results, key=lambda result: result.seconds)
+
+
+def static_allreduces(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
+    """The same allreduce in every fixed way, the fastest first."""
+    calm = replace(scenario, kills=(), everywhere=True, getters=scenario.shape.nodes)
+    results = []
+    for scheme in STATIC_ALLREDUCES:
+        progress(scheme.name)
+        ways = (False,) if scheme.tree is None else (False, True)
+        runs = [(way, _reduce(calm, allreducing_cluster(scheme, at_once=way)).after_last_seconds) for way in ways]
+        at_once, seconds = min(runs, key=lambda run: run[1])
+        results.append(StaticResult(scheme.name, seconds, at_once))
     return sorted(results, key=lambda result: result.seconds)
 
 
@@ -263,6 +292,8 @@ def _reduce(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Reduced:
     sources = [cluster.new_ref() for _ in range(shape.nodes)]
     puts: list[Call] = []
     limit = size / shape.bandwidth
+    if scenario.everywhere:
+        limit *= 2 * (shape.nodes - 1) / shape.nodes
     if scenario.arrivals.pattern is Pattern.TOGETHER:
         puts = [_put(cluster, host, ref, size) for host, ref in enumerate(sources)]
         _settle(cluster, puts)
@@ -424,7 +455,7 @@ class _Reduction(_Run):
         if not self._puts:
             for host, at in enumerate(scenario.arrivals.times(scenario.shape.nodes, self._limit, scenario.seed)):
                 cluster.clock.after(at, self._arrive, host)
-        cluster.reduce(SOURCE, self._target, tuple(self._sources), self._count)
+        cluster.reduce(SOURCE, self._target, tuple(self._sources), self._count, everywhere=scenario.everywhere)
         result = self.measure([_Get(host, host, self._target) for host in range(scenario.getters)])
         inherited = {field.name: getattr(result, field.name) for field in fields(Result)}
         return Reduced(
@@ -432,6 +463,7 @@ class _Reduction(_Run):
             contributors=self._contributors,
             ready_seconds=self._ready_seconds(),
             slots=len(self._binds),
+            stripes=len({bind.offset for _, bind in self._binds.values()}),
             rebindings=tuple(self._rebindings),
         )
 
@@ -446,7 +478,8 @@ class _Reduction(_Run):
     def _play(self, gets: list[_Get]) -> int:
         events = super()._play(gets)
         if any(isinstance(call.answer, Got) for call in self._calls.values()):
-            asked = self._cluster.contributors(SOURCE, self._target)
+            living = next(host for host, node in enumerate(self._cluster.slots) if node.alive)
+            asked = self._cluster.contributors(living, self._target)
             _settle(self._cluster, [asked])
             assert isinstance(asked.answer, ContributorsAre)
             self._contributors = tuple(self._sources.index(ref) for ref in asked.answer.refs)
@@ -457,7 +490,7 @@ class _Reduction(_Run):
 
     def _edges(self) -> tuple[tuple[int, int], ...]:
         feeds = [(host, part.ref) for host, bind in self._binds.values() for part in bind.parts]
-        return tuple((self._senders[feed], feed[0]) for feed in feeds if feed in self._senders)
+        return tuple(dict.fromkeys((self._senders[feed], feed[0]) for feed in feeds if feed in self._senders))
 
     def _noticed_after(self, host: int, at: float) -> float | None:
         rebound = [each.at - at for each in self._rebindings if each.old == host and each.at >= at]

@@ -117,6 +117,13 @@ class _KeepsVersions(Reduction):
         self._end_output(slot)
 
 
+class _ReplacesInOneStripe(Reduction):
+    """Takes another source in one stripe, and leaves the lost one in the others."""
+
+    def _slots_with(self, part: bytes) -> list[Slot]:
+        return super()._slots_with(part)[:1]
+
+
 class _BeginsTooFar(Reduction):
     """Lets who takes a slot over begin beyond what those who pull from it have."""
 
@@ -159,6 +166,7 @@ MUTANTS: dict[str, Callable[[], type[VirtualCluster]]] = {
     "gives-out-undecided": lambda: _with_node(_TakesTargetsForSealed),
     "counts-a-source-twice": lambda: _with_reduction(_CountsTwice),
     "keeps-versions": lambda: _with_reduction(_KeepsVersions),
+    "replaces-in-one-stripe": lambda: _with_reduction(_ReplacesInOneStripe),
     "seals-early": lambda: _with_reduction(_SealsEarly),
     "begins-too-far": lambda: _with_reduction(_BeginsTooFar),
 }

@@ -28,6 +28,7 @@ from hoplite_ucx.protocol.events import (
     DirectoryConnected,
     DirectoryLost,
     DisconnectDirectory,
+    Duplicate,
     Fill,
     Free,
     FromDirectory,
@@ -48,11 +49,12 @@ from hoplite_ucx.protocol.events import (
     Supply,
     Tick,
     Waited,
+    Window,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
 from hoplite_ucx.protocol.messages import Alive, ToPeer
 from hoplite_ucx.simulate.combining import Combining
-from hoplite_ucx.simulate.content import Content
+from hoplite_ucx.simulate.content import Content, Piece
 from hoplite_ucx.simulate.network import Endpoint
 from hoplite_ucx.simulate.streams import Receiving, Serving
 
@@ -62,19 +64,30 @@ if TYPE_CHECKING:
 
 
 class Segment:
-    """Memory in use by one holding: contents that outlive it, a watermark that does not."""
+    """Memory in use by one holding: contents that outlive it, a watermark that does not. A window is a segment that
+    shares the contents of another."""
 
-    def __init__(self, size: int, content: Content) -> None:
+    def __init__(self, size: int, content: Content | Piece, whole: Segment | None = None) -> None:
         self.size = size
         self.content = content
+        self.whole = whole
+        self.unfilled = 0
+        """Bytes that are to come through windows."""
         self.watermark = 0
         self.readers: dict[Serving | Combining, None] = {}
 
     def raise_watermark(self, watermark: int) -> None:
         if watermark > self.watermark:
-            self.watermark = watermark
+            before, self.watermark = self.watermark, watermark
             for reader in list(self.readers):
                 reader.pump()  # a stream that forwards it, or a slot that combines it
+            if self.whole is not None:
+                self.whole.filled(watermark - before)
+
+    def filled(self, size: int) -> None:
+        self.unfilled -= size
+        if not self.unfilled:
+            self.raise_watermark(self.size)
 
 
 class VirtualNode:
@@ -105,6 +118,8 @@ class VirtualNode:
             Serve: self._serve,
             CancelServe: self._cancel_serve,
             Allocate: self._allocate,
+            Window: self._window,
+            Duplicate: self._duplicate,
             Fill: self._fill,
             Free: self._free,
             Combine: self._combine,
@@ -291,14 +306,28 @@ class VirtualNode:
         content = self._recycled.pop() if self._recycled else Content()
         self.segments[effect.segment] = Segment(effect.size, content)
 
+    def _window(self, effect: Window) -> None:
+        whole = self.segments[effect.of]
+        window = Segment(effect.size, Piece(whole.content, effect.offset), whole)
+        window.watermark = min(effect.size, max(0, whole.watermark - effect.offset))
+        whole.unfilled += effect.size - window.watermark
+        self.segments[effect.segment] = window
+
     def _free(self, effect: Free) -> None:
-        self._recycled.append(self.segments.pop(effect.segment).content)
+        content = self.segments.pop(effect.segment).content
+        if isinstance(content, Content):
+            self._recycled.append(content)
         if (combining := self.combining.pop(effect.segment, None)) is not None:
             combining.close()
 
     def _combine(self, effect: Combine) -> None:
         parts = [None if part is None else self.segments[part] for part in effect.parts]
         combining = Combining(self, effect.segment, self.segments[effect.segment], parts, effect.start)
+        self.combining[effect.segment] = combining
+        self.clock.after(self.cluster.handover, combining.pump)
+
+    def _duplicate(self, effect: Duplicate) -> None:
+        combining = Combining(self, effect.segment, self.segments[effect.segment], [self.segments[effect.of]], 0)
         self.combining[effect.segment] = combining
         self.clock.after(self.cluster.handover, combining.pump)
 

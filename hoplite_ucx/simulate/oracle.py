@@ -292,6 +292,7 @@ class Oracle:
             "reduces": machine.calls.reduces,
             "asks": machine.calls.asks,
             "slots": machine.reducing.slots,
+            "targets in stripes": machine.fetching.assembling.assemblies,
             "slots of the shell": node.combining,
             "pins": machine.memory.pinned,
             "segments": machine.memory.segments,

@@ -81,6 +81,8 @@ class Scenario:
     """How many of its sources a reduction takes; all of them, if it is not said."""
     getters: int = 1
     """How many hosts get a reduction's target, host 0 first."""
+    everywhere: bool = False
+    """The reduction is an allreduce: every host has a source and gets the target."""
     seed: int = 0
 
     def __post_init__(self) -> None:

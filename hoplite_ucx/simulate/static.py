@@ -4,7 +4,8 @@ Only the choice of the sender differs: the i-th node to ask takes seat i of a fi
 comes. A static tree does not repair itself, so it is run without failures. Where a node has several children it may
 serve them one after the other or all at once; which is better depends on the size, so both ways exist.
 
-A static reduction is ours with a fixed degree.
+A static reduction is ours with a fixed degree. A static allreduce is such a reduction with a static tree for its
+result, or stripes whatever the size.
 """
 
 from __future__ import annotations
@@ -45,15 +46,20 @@ STATIC_TREES = (
 )
 
 
-def static_cluster(tree: StaticTree, *, at_once: bool) -> type[VirtualCluster]:
-    """A virtual cluster whose directory lays this tree; `at_once`: a node serves all its children together."""
+def _broadcast(tree: StaticTree, *, at_once: bool) -> type[Broadcast]:
+    """Trees of this shape; `at_once`: a node serves all its children together."""
 
     class StaticBroadcast(Broadcast):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._seats: dict[int, NodeId] = {}
 
-        def choose_sender(self, receiver: Receiver) -> Plan:
+        def _turn(self, receiver: Receiver) -> tuple[int, int, int]:
+            return 0, 0, receiver.order
+
+        def choose_sender(self, receiver: Receiver) -> Plan | None:
+            if receiver.into:
+                return super().choose_sender(receiver)
             member = receiver.member
             if not self._seats:
                 self._seats[0] = self.nodes()[0]
@@ -62,8 +68,14 @@ def static_cluster(tree: StaticTree, *, at_once: bool) -> type[VirtualCluster]:
             rate = _TRICKLE if at_once else min(sender.nic.up, member.nic.down)
             return Plan(sender.node, rate, self._world.now + self.size / rate)
 
+    return StaticBroadcast
+
+
+def static_cluster(tree: StaticTree, *, at_once: bool) -> type[VirtualCluster]:
+    """A virtual cluster whose directory lays this tree; `at_once`: a node serves all its children together."""
+
     class StaticDirectory(Directory):
-        broadcast_type = StaticBroadcast
+        broadcast_type = _broadcast(tree, at_once=at_once)
 
     class StaticCluster(VirtualCluster):
         directory_machine = StaticDirectory
@@ -78,16 +90,72 @@ STATIC_REDUCTIONS = {"chain": 1, "2-ary": 2, "3-ary": 3, "4-ary": 4, "8-ary": 8,
 def reducing_cluster(degree: int) -> type[VirtualCluster]:
     """A virtual cluster whose reductions are all laid with this degree."""
 
+    class StaticDirectory(Directory):
+        reduction_type = _reduction(degree)
+
+    class StaticCluster(VirtualCluster):
+        directory_machine = StaticDirectory
+
+    return StaticCluster
+
+
+def _reduction(degree: int) -> type[Reduction]:
     class StaticReduction(Reduction):
         def _fits(self, ref: bytes) -> bool:
             fits = super()._fits(ref)
             self._degree = degree
             return fits
 
+        def _wants_stripes(self) -> bool:
+            return False
+
+    return StaticReduction
+
+
+@dataclass(frozen=True, slots=True)
+class StaticAllreduce:
+    """A way to reduce and a tree to spread the result; or, without one, a ring in stripes."""
+
+    name: str
+    degree: int = 1
+    tree: StaticTree | None = None
+
+
+STATIC_ALLREDUCES = (
+    StaticAllreduce("ring in stripes"),
+    *(
+        StaticAllreduce(f"{tree.name} + {tree.name}", STATIC_REDUCTIONS[tree.name], tree)
+        for tree in STATIC_TREES
+        if tree.name in STATIC_REDUCTIONS
+    ),
+)
+
+
+def allreducing_cluster(scheme: StaticAllreduce, *, at_once: bool) -> type[VirtualCluster]:
+    """A virtual cluster whose allreduces are all laid in this way."""
+    if scheme.tree is None:
+        return _striping_cluster()
+    spreading = _broadcast(scheme.tree, at_once=at_once)
+
     class StaticDirectory(Directory):
-        reduction_type = StaticReduction
+        reduction_type = _reduction(scheme.degree)
+        broadcast_type = spreading
 
     class StaticCluster(VirtualCluster):
         directory_machine = StaticDirectory
 
     return StaticCluster
+
+
+def _striping_cluster() -> type[VirtualCluster]:
+    class StripingReduction(Reduction):
+        def _wants_stripes(self) -> bool:
+            return True
+
+    class StripingDirectory(Directory):
+        reduction_type = StripingReduction
+
+    class StripingCluster(VirtualCluster):
+        directory_machine = StripingDirectory
+
+    return StripingCluster

@@ -153,3 +153,21 @@ def test_the_gatherer_cannot_be_killed() -> None:
     result = simulate("gather", "--kill", "0@10%")
     assert result.exit_code == 2
     assert "does the gathering" in result.stderr
+
+
+def test_allreduce_tells_of_its_stripes() -> None:
+    result = simulate("allreduce", "--nodes", "4", "--size", "4MiB")
+    assert result.exit_code == 0, result.output
+    assert "allreduce of 4MiB from 4 hosts to 4 hosts" in result.output
+    assert "in 4 stripes" in result.output
+    figures = json.loads(simulate("allreduce", "--nodes", "4", "--size", "4MiB", "--json", "--compare-static").output)
+    assert figures["stripes"] == 4
+    assert len(figures["gets"]) == 4
+    assert figures["ratio"] < 1.1
+    assert {"ring in stripes", "chain + chain"} <= {tree["tree"] for tree in figures["static"]}
+
+
+def test_allreduce_does_not_kill_who_asks() -> None:
+    result = simulate("allreduce", "--nodes", "4", "--kill", "0@50%")
+    assert result.exit_code == 2
+    assert "host 0 asks for the allreduce" in result.output

@@ -58,6 +58,8 @@ TARGET, OUTER = 100, 200
 class Reducer(DirectoryDriver):
     """A directory whose nodes are told to reduce; calls are numbered by themselves."""
 
+    op = Operation.SUM
+
     def __init__(self, *names: str, settings: Settings | None = None) -> None:
         super().__init__(*names, settings=settings)
         self._calls = 1000
@@ -69,7 +71,7 @@ class Reducer(DirectoryDriver):
         self._calls += 1
         numbers = tuple(map(ref, sources))
         count = len(sources) if count is None else count
-        self.tell(name, Reduce(self._calls, ref(target), numbers, Operation.SUM, count))
+        self.tell(name, Reduce(self._calls, ref(target), numbers, self.op, count))
         heard = self.heard(name)
         [answer] = [m for m in heard if isinstance(m, Reduced)]
         self._sent[self[name]] = [m for m in heard if m is not answer]

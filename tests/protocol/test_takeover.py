@@ -90,8 +90,8 @@ def test_nobody_takes_over_before_it_is_known_how_far_the_slot_above_is() -> Non
     d.kill("B")
     d.put("E", 4)  # whatever makes the directory look again
     assert d.heard_all(Bind, "A") == []
-    d.report_halts("C", watermark=37)
-    assert d.bind_of("A").start == 32  # at an element's beginning
+    d.report_halts("C", watermark=137)
+    assert d.bind_of("A").start == 128  # at an element's beginning
 
 
 def test_the_end_of_a_slot_is_no_copy_of_it() -> None:

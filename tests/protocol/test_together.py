@@ -157,7 +157,7 @@ class Together:
                 shell.combines[segment] = effect
             case ev.Supply(segment, part, data):
                 shell.inputs[segment, part] = len(data)
-            case ev.CombineBytes(version, _, _, parts):
+            case ev.CombineBytes(version, parts=parts):
                 self.later(("combine", me), lambda: self.tell(shell, ev.CombinedBytes(version, parts[0])))
             case ev.Receive(stream):
                 shell.receives[stream] = effect

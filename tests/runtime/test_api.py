@@ -16,7 +16,13 @@ import pytest
 
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
-from hoplite_ucx.errors import ClosedError, GetTimeoutError, HopliteError, InvalidRequestError, ObjectDeletedError
+from hoplite_ucx.errors import (
+    ClosedError,
+    GetTimeoutError,
+    InvalidRequestError,
+    ObjectDeletedError,
+    PutAbortedError,
+)
 
 pytestmark = pytest.mark.usefixtures("embedded")
 
@@ -107,14 +113,18 @@ def test_reduce_bits(op: str) -> None:
 
 
 @pytest.mark.parametrize("size", [10, BIG])
-def test_an_operation_without_a_meaning_is_refused_where_it_is_got(size: int) -> None:
+def test_an_operation_without_a_meaning_gives_nobody_bytes(size: int) -> None:
     refs = [hoplite.put(np.ones(size)) for _ in range(2)]
     target = hoplite.reduce(refs, op="xor")
     with pytest.raises(InvalidRequestError, match="xor is not defined for float64") as caught:
         hoplite.get(target, timeout=10)
     assert caught.value.ref == target.binary
+    with pytest.raises(InvalidRequestError, match="xor is not defined for float64"):
+        hoplite.get(hoplite.ObjectRef(target.binary), timeout=10)
+    with pytest.raises(InvalidRequestError, match="xor is not defined"):
+        hoplite.contributors(target, timeout=10)
     texts = [hoplite.put(f"text {index}") for index in range(2)]
-    with pytest.raises(HopliteError):
+    with pytest.raises(InvalidRequestError, match="must be arrays"):
         hoplite.get(hoplite.reduce(texts), timeout=10)
 
 
@@ -185,7 +195,7 @@ def test_a_draft_that_fails_is_given_up(size: int) -> None:
     ref = hoplite.new_ref()
     with pytest.raises(ZeroDivisionError), hoplite.create((size, 2), ref=ref):
         raise ZeroDivisionError
-    with pytest.raises(GetTimeoutError):
+    with pytest.raises((GetTimeoutError, PutAbortedError)):  # as the agent hears of it after or before the get
         hoplite.get(ref, timeout=0.1)
     with hoplite.create((size, 2), ref=ref) as draft:
         draft.array[...] = 1
@@ -338,7 +348,6 @@ def bad_calls() -> list[tuple[str, Callable[[], Any]]]:
         ("reduce count", lambda: hoplite.reduce(refs, count=2)),
         ("reduce count 0", lambda: hoplite.reduce(refs, count=0)),
         ("reduce itself", lambda: hoplite.reduce(refs, ref=ref)),
-        ("reduce a mean", lambda: hoplite.reduce([hoplite.reduce([hoplite.put(np.ones(1))], op="mean")])),
         ("allreduce none", lambda: hoplite.allreduce([])),
         ("contributors", lambda: hoplite.contributors("x")),  # type: ignore[arg-type]
         ("contributors of a put", lambda: hoplite.contributors(hoplite.put(1), timeout=5)),

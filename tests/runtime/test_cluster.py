@@ -98,6 +98,29 @@ def test_several_sources_of_one_host_and_chained_reductions(live: Live) -> None:
     assert np.array_equal(live.hosts[2].get(second), np.full(100_000, 2.0 + 3 + 4 + 5))
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_a_mean_is_a_mean_for_everybody(live: Live, size: int, everywhere: bool) -> None:
+    """Inline, in a chain and in stripes; for getters who know nothing of it, and as a source of others."""
+    arrays = [np.random.default_rng(seed).random(size) for seed in range(4)]
+    refs = [host.put(array) for host, array in zip(live.hosts, arrays, strict=False)]
+    mean, outer = ObjectRef.random(), ObjectRef.random()
+    live.hosts[0].client.reduce(mean.binary, [ref.binary for ref in refs], Operation.MEAN, 3, 5, everywhere=everywhere)
+    more = live.hosts[1].put(arrays[3])
+    live.hosts[2].client.reduce(outer.binary, [mean.binary, more.binary], Operation.MEAN, 2, 5)
+    expected = sum(arrays[:3]) / 3
+    for host in live.hosts:
+        np.testing.assert_allclose(host.get(mean), expected, rtol=1e-12)
+    np.testing.assert_allclose(live.hosts[0].get(outer), (expected + arrays[3]) / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_means_of_integers_are_refused(live: Live, size: int) -> None:
+    refs = [host.put(np.ones(size, "i4")) for host in live.hosts]
+    with pytest.raises(InvalidRequestError, match="the mean of int32"):
+        live.hosts[1].get(live.hosts[0].reduce(refs, Operation.MEAN))
+
+
 def test_trees_reduce_leaf_by_leaf(live: Live) -> None:
     trees = [
         {"w": np.full((300, 401), float(index)), "b": [np.arange(7, dtype="i4") * index, np.array(1.5)]}
@@ -116,6 +139,23 @@ def test_a_mismatch_names_it(live: Live) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         live.hosts[0].get(target)
     assert caught.value.ref == target.binary
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("size", [10, 1 << 20])
+def test_what_cannot_be_combined_gives_nobody_bytes(live: Live, size: int, everywhere: bool) -> None:
+    refs = [host.put(np.ones(size)) for host in live.hosts]
+    target = ObjectRef.random()
+    names = [ref.binary for ref in refs]
+    used = [host.status()["memory"]["used"] for host in live.hosts]
+    live.hosts[0].client.reduce(target.binary, names, Operation.XOR, 3, 5, everywhere=everywhere)
+    for host in live.hosts:
+        with pytest.raises(InvalidRequestError, match="xor is not defined for float64") as caught:
+            host.get(target, timeout=5)
+        assert caught.value.ref == target.binary
+    assert live.hosts[1].client.wait([target.binary], 1, 5)[0] == [target.binary]
+    assert [host.status()["memory"]["used"] for host in live.hosts] == used
+    live.hosts[0].client.delete([target.binary, *names], 5)
 
 
 def test_wait_and_delete(live: Live) -> None:

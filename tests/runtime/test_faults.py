@@ -13,6 +13,7 @@ import pytest
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, HopliteError, ObjectLostError
+from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.cluster import directory_task
 from hoplite_ucx.runtime.refs import ObjectRef
@@ -120,6 +121,26 @@ def test_a_source_dies_in_the_middle_of_a_reduce() -> None:
         chosen = [refs.index(ObjectRef(ref)) for ref in live.hosts[0].client.contributors(target.binary, 5)]
         assert len(chosen) == 3
         assert np.array_equal(outcome[0], sum(arrays[index] for index in chosen))
+
+
+def phases(host: Host) -> list[str]:
+    return [holding["phase"] for holding in host.status()["largest"]]
+
+
+def test_the_host_that_makes_a_mean_dies() -> None:
+    """The getter has much of it, and goes on with the rest: what it had was divided, and what comes will be."""
+    arrays = [np.random.default_rng(seed).random(8 << 20) for seed in range(3)]
+    with live_cluster(5) as live:
+        refs = [host.put(array) for host, array in zip(live.hosts[:3], arrays, strict=True)]
+        live.hosts[3].get(refs[2])
+        target = live.hosts[4].reduce(refs, Operation.MEAN)
+        thread, outcome = in_background(lambda: live.hosts[4].get(target))
+        eventually(lambda: "reducing" in phases(live.hosts[2]) and "receiving" in phases(live.hosts[4]))
+        time.sleep(0.03)
+        live.hosts[2].kill()
+        thread.join(20)
+        assert isinstance(outcome[0], np.ndarray), outcome
+        np.testing.assert_allclose(outcome[0], sum(arrays) / 3, rtol=1e-12)
 
 
 def test_a_stopped_agent_is_passed_by() -> None:

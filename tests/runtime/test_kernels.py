@@ -1,5 +1,6 @@
 """Combining bytes: every operation and dtype against numpy on whole arrays, on any cut into ranges."""
 
+import re
 from functools import reduce
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hoplite_ucx.protocol.errors import InvalidRequestError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import values
-from hoplite_ucx.runtime.kernels import Kernel, combine_bytes, divided, problem
+from hoplite_ucx.runtime.kernels import Kernel, combine_bytes, problem
 from hoplite_ucx.runtime.layout import decode_layout
 
 UFUNCS = {
@@ -30,9 +32,9 @@ def sources(dtype: str, count: int = 4, length: int = 50) -> list[np.ndarray]:
     return [(generator.random(length) * 10).astype(dtype) for _ in range(count)]
 
 
-def combine(op: Operation, arrays: list[np.ndarray]) -> np.ndarray:
+def combine(op: Operation, arrays: list[np.ndarray], divisor: int = 0) -> np.ndarray:
     layout = values.encode(arrays[0]).layout
-    data = combine_bytes(layout, op, tuple(array.tobytes() for array in arrays))
+    data = combine_bytes(layout, op, tuple(array.tobytes() for array in arrays), divisor)
     return np.frombuffer(data, arrays[0].dtype)
 
 
@@ -56,17 +58,17 @@ def test_bfloat16_sums() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     arrays = [array.astype(ml_dtypes.bfloat16) for array in sources("f4")]
     assert combine(Operation.SUM, arrays).tobytes() == reduce(np.add, arrays).tobytes()
-    mean = divided(reduce(np.add, arrays), 4)
-    assert mean.dtype == arrays[0].dtype
+    mean = combine(Operation.MEAN, arrays, 4)
+    np.testing.assert_allclose(mean.astype("f4"), np.mean([array.astype("f4") for array in arrays], axis=0), rtol=0.02)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_mean_is_a_sum_that_is_divided_once(dtype: str) -> None:
     arrays = sources(dtype)
-    total = combine(Operation.MEAN, arrays)
-    assert np.array_equal(total, reduce(np.add, arrays))
-    mean = divided(total, 4)
-    assert mean.dtype == arrays[0].dtype
+    assert np.array_equal(combine(Operation.MEAN, arrays), reduce(np.add, arrays))
+    mean = combine(Operation.MEAN, arrays, 4)
+    assert np.array_equal(mean, reduce(np.add, arrays) / np.asarray(4, dtype))
+    assert np.array_equal(combine(Operation.MEAN, arrays[:1], 2), arrays[0] / np.asarray(2, dtype))
     np.testing.assert_allclose(mean, np.mean(arrays, axis=0), rtol=1e-2)
 
 
@@ -75,6 +77,7 @@ def test_a_mean_is_a_sum_that_is_divided_once(dtype: str) -> None:
     [
         (np.arange(3.0), Operation.AND, "and is not defined for float64"),
         (np.arange(3), Operation.MEAN, "the mean of int64"),
+        (np.zeros(3, "m8[s]"), Operation.MEAN, "mean is not defined"),
         (np.zeros(3, bool), Operation.SUM, "use 'or' and 'and'"),
         (np.zeros(3, "U4"), Operation.MAX, "not defined"),
         (np.zeros(3, "M8[s]"), Operation.SUM, "not defined"),
@@ -83,13 +86,15 @@ def test_a_mean_is_a_sum_that_is_divided_once(dtype: str) -> None:
         ([np.arange(3.0), np.zeros(2, bool)], Operation.SUM, "use 'or' and 'and'"),
     ],
 )
-def test_what_has_no_meaning_is_named_and_becomes_zeros(value: object, op: Operation, reason: str) -> None:
+def test_what_has_no_meaning_is_named_and_not_combined(value: object, op: Operation, reason: str) -> None:
     encoded = values.encode(value)
     found = problem(decode_layout(encoded.layout, encoded.size), op)
     assert found is not None
     assert reason in found
     data = encoded.to_bytes()
-    assert combine_bytes(encoded.layout, op, (data, data)) == bytes(len(data))
+    for parts in [(data,), (data, data)]:
+        with pytest.raises(InvalidRequestError, match=re.escape(found)):
+            combine_bytes(encoded.layout, op, parts)
 
 
 @given(st.lists(st.integers(0, 3000), max_size=20))

@@ -45,11 +45,14 @@ def feed(sink: PartSink, data: bytes, start: int, end: int, step: int = 300_001)
 
 
 class Output:
-    def __init__(self, combiner: Combiner, parts: list[Segment | None], like: np.ndarray) -> None:
+    def __init__(
+        self, combiner: Combiner, parts: list[Segment | None], like: np.ndarray, start: int = 0, divisor: int = 0
+    ) -> None:
         self.segment = segment(size=like.nbytes)
         self.done = threading.Event()
         layout = values.encode(like).layout
-        self.slot = Slot(combiner, self.segment, Kernel(layout, Operation.SUM), parts, self.done.set)
+        kernel = Kernel(layout, Operation.SUM)
+        self.slot = Slot(combiner, self.segment, kernel, parts, self.done.set, start=start, divisor=divisor)
 
     def array(self) -> np.ndarray:
         assert self.done.wait(10)
@@ -95,6 +98,43 @@ def test_a_stream_and_an_own_part(combiner: Combiner, order: str) -> None:
     assert np.array_equal(output.array(), own + other)
     assert sink.watermark() == SIZE
     assert sink.end() == SIZE
+
+
+def test_a_mean_is_divided_before_it_is_final(combiner: Combiner) -> None:
+    """Whoever forwards the output as it grows sees no sums, wherever the bytes of a stream happen to end."""
+    own, first, second = arrays(3)
+    output = Output(combiner, [segment(own), None, None], own, divisor=4)
+    mean = (own + first + second) / 4
+    seen: list[bool] = []
+
+    def risen() -> None:
+        end = output.segment.watermark()
+        seen.append(end % 8 == 0 and bytes(output.segment.memory[:end]) == mean.tobytes()[:end])
+
+    output.segment.subscribe(risen)
+    one, two = output.slot.sink(1), output.slot.sink(2)
+    at = 0
+    while at < SIZE:
+        feed(one, first.tobytes(), at, at + RING // 2)
+        at = feed(two, second.tobytes(), at, at + RING // 2, step=3_000_001)
+    assert np.array_equal(output.array(), mean)
+    assert len(seen) > 3
+    assert all(seen)
+
+
+def test_the_rest_of_a_mean_that_another_began(combiner: Combiner) -> None:
+    """One part, straight into the output; what is below the start was divided before."""
+    (one,) = arrays(1)
+    start = SIZE // 4 * 3
+    output = Output(combiner, [None], one, start=start, divisor=2)
+    output.segment.memory[:start] = (one / 2).tobytes()[:start]
+    sink = output.slot.sink(0)
+    at = feed(sink, one.tobytes(), start, SIZE - 5)
+    assert output.segment.watermark() == SIZE - 8
+    assert sink.end() == at
+    assert output.slot.stands_at(0) == at
+    feed(output.slot.sink(0), one.tobytes(), at, SIZE)
+    assert np.array_equal(output.array(), one / 2)
 
 
 def test_a_part_waits_for_the_one_before_it(combiner: Combiner) -> None:

@@ -29,6 +29,7 @@ from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, Vi
 from hoplite_ucx.transports.handshake import HANDSHAKE_SECONDS, Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
+from hoplite_ucx.transports.tcp.sending import may_send
 
 __all__ = ["Incoming", "ReceivingLink"]
 
@@ -44,7 +45,19 @@ _RESET = Struct("@ii").pack(1, 0)
 class Incoming:
     """One stream, as its receiver sees it."""
 
-    __slots__ = ("channel", "granted", "granule", "link", "on_closed", "over", "received", "sink", "size", "stream")
+    __slots__ = (
+        "ahead",
+        "channel",
+        "granted",
+        "granule",
+        "link",
+        "on_closed",
+        "over",
+        "received",
+        "sink",
+        "size",
+        "stream",
+    )
 
     def __init__(
         self, stream: StreamKey, sink: Sink, offset: int, size: int, granule: int, on_closed: ReceiveClosed
@@ -56,6 +69,7 @@ class Incoming:
         self.granule = granule
         self.on_closed = on_closed
         self.granted = 0
+        self.ahead = 0  # how much was granted at first
         self.channel = 0
         self.over = False
         self.link: ReceivingLink | None = None
@@ -106,6 +120,7 @@ class ReceivingLink:
     def receive(self, incoming: Incoming) -> bool:
         """Receive a stream; False if the link has ended, and the stream was not taken."""
         incoming.granted = min(incoming.sink.limit(), incoming.size)
+        incoming.ahead = incoming.granted - incoming.received
         with self._lock:
             if self._ended or self._closed:
                 return False
@@ -204,6 +219,7 @@ class ReceivingLink:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        may_send()
         error: Exception | None = None
         try:
             self._drive(self._connect())
@@ -249,6 +265,7 @@ class ReceivingLink:
                 self._drain(sock, drained)
             self._bytes += length
             self._frames += 1
+            del incoming  # else its sink's memory would stay mapped until the next frame comes
 
     def _read_header(self, sock: socket.socket, header: memoryview) -> bool:
         """The next header; False if the link is idle and nobody needs it any more."""
@@ -300,7 +317,9 @@ class ReceivingLink:
             at += count
             incoming.received = at
             sink.arrived(at)
-        if at >= incoming.granted:
+        # In time, so that the sender never waits: when half of what it may send ahead is used up.
+        left = incoming.granted - at
+        if left <= 0 or (incoming.granted < incoming.size and left <= incoming.ahead // 2):
             self.grant(incoming)
         with self._lock:
             self._filling = None

@@ -7,9 +7,12 @@ back. The thread sleeps only if nobody stands in a queue.
 The receiver opens the connection. A stream may be served before that, and outlives connections on which it was not
 opened; when none comes for a while, it is closed, and the link ends.
 
-Threads: the link's own thread alone uses the socket and reads sources. `_lock` guards the tables; nothing that can
-block, and no foreign code, runs under it. A stream is closed by whoever removes it from `_serving`, after the lock is
-released; while the thread reads its source (`_sending`), only the thread may.
+Threads: whoever has the turn (`_turn`) uses the socket and reads sources. The link's own thread has it always, save
+while it sleeps. Then a thread that has just received bytes for a stream sends them itself, as far as that does not
+block: a relayed chunk costs no change of threads. What the kernel does not take is left to the link's thread
+(`_unfinished`). `_lock` guards the tables; nothing that can block, and no foreign code, runs under it. A stream is
+closed by whoever removes it from `_serving`, after the lock is released; while its source is read (`_sending`), only
+who has the turn may.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, c
 from hoplite_ucx.transports.interface import LinkStatus, Priority, Side, Source, StreamKey
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 
-__all__ = ["Outgoing", "SendingLink"]
+__all__ = ["Outgoing", "SendingLink", "may_send"]
 
 # How long a stream waits for its receiver to connect.
 GRACE_SECONDS = 2.5
@@ -37,6 +40,17 @@ RECORDS_SECONDS = 1e-3
 # Streams that a receiver may have opened and nobody has served yet.
 MAX_GRANTS = 4096
 _RECORDS_READ = 16 << 10
+
+_this_thread = threading.local()
+
+
+def _ignore() -> None:
+    """Nobody listens."""
+
+
+def may_send() -> None:
+    """Say that this thread is there to move bytes: it may send on what it has received."""
+    _this_thread.may_send = True
 
 
 class Outgoing:
@@ -78,7 +92,7 @@ class Outgoing:
         self.limit = 0
         self.queued = False
         self.over = False
-        self.risen: Callable[[], None] = lambda: None
+        self.risen: Callable[[], None] = _ignore
 
 
 class SendingLink:
@@ -95,6 +109,8 @@ class SendingLink:
         self._ungranted: dict[int, StreamKey] = {}  # the same by channel
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in Priority)
         self._sending: Outgoing | None = None
+        self._unfinished: tuple[bytes, memoryview, int] | None = None  # header, bytes, how much is sent: of `_sending`
+        self._turn = threading.Lock()
         self._sock: socket.socket | None = None
         self._next_sock: socket.socket | None = None
         self._grace = time.monotonic() + GRACE_SECONDS
@@ -181,9 +197,48 @@ class SendingLink:
 
     def _risen(self, outgoing: Outgoing) -> None:
         """There is more of the source. The thread takes a stream from the queue before it looks at the watermark."""
-        if not outgoing.queued:
+        if outgoing.queued:
+            return
+        if getattr(_this_thread, "may_send", False) and self._turn.acquire(blocking=False):
+            try:
+                sent = self._send_here(outgoing)
+            finally:
+                self._turn.release()
+            if sent:
+                return
+        with self._lock:
+            self._enqueue(outgoing)
+
+    def _send_here(self, outgoing: Outgoing) -> bool:
+        """Send a frame from another thread than the link's, which sleeps; False if that is not possible now."""
+        with self._lock:
+            sock = self._sock
+            gone = sock is None or self._closed or self._next_sock is not None
+            if gone or any(self._queues) or self._sending is not None or outgoing.over or not outgoing.channel:
+                return False
+            self._sending = outgoing
+        assert sock is not None
+        try:
+            length = self._sendable(outgoing)
+            window = outgoing.source.window(outgoing.position, length) if length > 0 else None
+        except Exception:  # the link's thread meets it too, and sees to it
             with self._lock:
-                self._enqueue(outgoing)
+                self._sending = None
+            return False
+        if window is not None:
+            header = DATA.pack(outgoing.channel, window.nbytes, outgoing.position)
+            try:
+                sent = sock.sendmsg((header, window), (), socket.MSG_DONTWAIT)
+            except OSError:
+                sent = 0  # no room, or the thread meets the same error
+            if sent < DATA.size + window.nbytes:
+                self._unfinished = header, window, sent
+                with self._lock:
+                    self._wake_up()
+                return True
+            self._count(outgoing, window.nbytes)
+        self._end_turn(outgoing, again=self._sendable(outgoing) > 0)
+        return True
 
     # --- under the lock ----------------------------------------------------------------------------------------
 
@@ -212,6 +267,7 @@ class SendingLink:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._turn.acquire()
         try:
             while (sock := self._await_connection()) is not None:
                 try:
@@ -254,15 +310,30 @@ class SendingLink:
             if now >= records_at:
                 self._read_records(sock)
                 records_at = now + RECORDS_SECONDS
+            if self._unfinished is not None:
+                self._finish(sock, *self._unfinished)
             if (outgoing := self._take_turn()) is None:
                 self._sleep()
                 records_at = 0.0
                 continue
-            end = min(outgoing.position + outgoing.granule, outgoing.source.watermark(), outgoing.limit, outgoing.size)
-            length = end - outgoing.position
+            length = self._sendable(outgoing)
             if length > 0:
                 self._send_frame(sock, outgoing, outgoing.source.window(outgoing.position, length))
             self._end_turn(outgoing, again=length > 0)
+
+    def _sendable(self, outgoing: Outgoing) -> int:
+        """How long the stream's next frame can be."""
+        end = min(outgoing.position + outgoing.granule, outgoing.source.watermark(), outgoing.limit, outgoing.size)
+        return end - outgoing.position
+
+    def _finish(self, sock: socket.socket, header: bytes, window: memoryview, sent: int) -> None:
+        """Send what another thread began, and the kernel did not take at once."""
+        self._unfinished = None
+        outgoing = self._sending
+        assert outgoing is not None
+        self._send_rest(sock, outgoing, header, window, sent)
+        self._count(outgoing, window.nbytes)
+        self._end_turn(outgoing, again=True)
 
     def _take_turn(self) -> Outgoing | None:
         with self._lock:
@@ -294,8 +365,12 @@ class SendingLink:
             if any(self._queues) or self._closed or self._next_sock is not None:
                 return
             self._asleep = True
-        self._epoll.poll()
-        self._asleep = False
+        self._turn.release()
+        try:
+            self._epoll.poll()
+        finally:
+            self._turn.acquire()
+            self._asleep = False
 
     def _send_frame(self, sock: socket.socket, outgoing: Outgoing, window: memoryview) -> None:
         length = window.nbytes
@@ -306,6 +381,9 @@ class SendingLink:
             sent = 0
         if sent < DATA.size + length:
             self._send_rest(sock, outgoing, header, window, sent)
+        self._count(outgoing, length)
+
+    def _count(self, outgoing: Outgoing, length: int) -> None:
         outgoing.position += length
         self._bytes += length
         self._frames += 1
@@ -388,7 +466,9 @@ class SendingLink:
         return ViolationError(f"the receiver broke the link's rules: {what}", f"{self.peer:x}", "update both hosts")
 
     def _close_stream(self, outgoing: Outgoing) -> None:
+        """Nothing here refers to the source after it: its memory may be large, and goes with the last reference."""
         outgoing.source.unsubscribe(outgoing.risen)
+        outgoing.risen = _ignore  # what was there refers to the stream itself
         outgoing.on_closed()
 
     # --- the end of a connection, and of the link --------------------------------------------------------------
@@ -396,7 +476,7 @@ class SendingLink:
     def _broken(self, error: Exception) -> None:
         """Close the streams that the connection carried; others may be opened on the next one."""
         with self._lock:
-            self._sending = None
+            self._sending = self._unfinished = None
             carried = list(self._channels.values())
             for outgoing in carried:
                 self._remove(outgoing)

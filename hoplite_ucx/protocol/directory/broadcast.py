@@ -1,9 +1,9 @@
 """The tree of one version: who has it, who is getting it from whom, and what happens when one of them fails.
 
 A receiver is in one of four states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
-placed behind a sender. HALTING: it was told to stop and will report its watermark. ADOPTED: it was placed by an earlier
-directory, behind a sender that has not been heard yet. A fresh receiver is one that waits at watermark 0, so that first
-placements and repairs are the same thing.
+placed behind a sender. HALTING: it was told to stop and will report its watermark. ASSEMBLING: it puts the object
+together from stripes (see `stripes`). ADOPTED: it was placed by an earlier directory, behind a sender that has not been
+heard yet. A fresh receiver is one that waits at watermark 0, so that first placements and repairs are the same thing.
 
 Rules kept here:
 - A receiver that others depend on is placed only behind a location whose ancestry ends at a root (a complete copy
@@ -21,7 +21,18 @@ from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.ids import NO_SLOT, NodeId, ReceiverKey, Version, label, receiver_key
-from hoplite_ucx.protocol.messages import Drop, Eviction, Halt, Inline, Origin, Partial, Place, StreamFault
+from hoplite_ucx.protocol.messages import (
+    Assemble,
+    Drop,
+    Eviction,
+    Halt,
+    Inline,
+    Origin,
+    Partial,
+    Place,
+    StreamFault,
+    Stripe,
+)
 from hoplite_ucx.protocol.placement import Plan, SenderPool
 
 _FIRST_COOLDOWN = 0.05
@@ -33,6 +44,7 @@ class State(enum.Enum):
     WAITING = "waiting"
     STREAMING = "streaming"
     HALTING = "halting"
+    ASSEMBLING = "assembling"
     ADOPTED = "adopted"
 
 
@@ -79,6 +91,11 @@ class Broadcast:
         self.aborted = False
         self.sealed = True
         """Whether its bytes may be given to users: a put's always, a reduction's once it is decided."""
+        self.counted = True
+        """Whether its streams count in the limits of nodes. Those of slots and of stripes were taken with what they are
+        for: else it could hold what others wait for while it waits for a stream."""
+        self.stripes: tuple[Stripe, ...] = ()
+        """What the object can be put together from, while that can be had."""
         self.origin: Origin | None = None
         """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
@@ -98,7 +115,7 @@ class Broadcast:
     # --- what is known -----------------------------------------------------------------------------------------
 
     def has_root(self) -> bool:
-        return bool(self.copies) or self.producer is not None or self.inline is not None
+        return bool(self.copies or self.stripes) or self.producer is not None or self.inline is not None
 
     def complete(self) -> bool:
         """Whether a get can be answered with it."""
@@ -114,6 +131,19 @@ class Broadcast:
     def waiting_stores(self) -> dict[NodeId, Member]:
         """Nodes that want the object for themselves and have no sender."""
         return {receiver.member.node: receiver.member for receiver in self._waiting.values() if not receiver.into}
+
+    def counts(self, key: ReceiverKey) -> bool:
+        return self.counted and not isinstance(key, tuple)
+
+    def getters(self) -> list[NodeId]:
+        """Nodes that are getting the object for themselves, in whatever way."""
+        return [key for key in self.receivers if not isinstance(key, tuple)]
+
+    def is_assembling(self, node: NodeId) -> bool:
+        return node in self.receivers and self.receivers[node].state is State.ASSEMBLING
+
+    def has_assemblers(self) -> bool:
+        return any(receiver.state is State.ASSEMBLING for receiver in self.receivers.values())
 
     def is_lost(self) -> bool:
         """No root, and nobody left who could turn out to be one."""
@@ -238,7 +268,7 @@ class Broadcast:
             if not partial.into:
                 self.remove(member.node)  # it says itself that it is not complete
             self.want(member, partial.watermark, partial.into)
-            if survivor and partial.number:
+            if survivor and partial.number and not partial.piece:
                 self._adopt(self.receivers[key], partial)
         elif receiver.state is not State.WAITING and receiver.number == partial.number:
             if receiver.state is State.HALTING:  # the first may have been lost
@@ -342,17 +372,16 @@ class Broadcast:
         self._no_senders = False
 
     def place(self) -> None:
-        """Give every waiting receiver a sender, the most advanced first, as far as there are senders."""
+        """Give every waiting receiver a sender, as far as there are senders."""
         self.link_adopted()  # what runs already comes before what could
-        if self._no_senders or not self.has_root():
+        if self._no_senders or not self.has_root() or (self.stripes and not self.copies):
             return
         now = self._world.now
         self.pool.granule = self._choose_granule()
         regrouping = bool(self._expected) and now < self._regroup_until
-        queue = sorted(self._waiting.values(), key=lambda receiver: (-receiver.watermark, receiver.order))
-        for receiver in queue:
+        for receiver in sorted(self._waiting.values(), key=self._turn):
             member = receiver.member
-            full = member.receiving >= member.streams_in and not receiver.into
+            full = member.receiving >= member.streams_in and self.counts(receiver.key)
             if (regrouping and receiver.watermark) or not member.connected or full:
                 continue
             if receiver.into and self.inline is not None:
@@ -370,6 +399,33 @@ class Broadcast:
             self._stream(receiver, plan)
         self._wake_for_waiting(regrouping)
 
+    def _turn(self, receiver: Receiver) -> tuple[int, int, int]:
+        """The most advanced come first, and then those whose network cards have nothing else to send, since they are
+        the better relays; who gets stripes comes in the order of the ring."""
+        others = len(receiver.member.nic.sending) if self.counted else 0
+        return -receiver.watermark, others, receiver.order
+
+    def assemble(self) -> list[Member]:
+        """While nobody has all of it, let everyone who waits put it together from its stripes. Who begins is returned:
+        each of them must be sent the stripes."""
+        if self.copies or not self.stripes:
+            return []
+        begun = []
+        for receiver in sorted(self._waiting.values(), key=lambda receiver: receiver.order):
+            member = receiver.member
+            if receiver.into or not member.connected:
+                continue
+            self._drop_location(member.node)
+            del self._waiting[receiver.key]
+            receiver.state = State.ASSEMBLING
+            receiver.watermark = 0
+            receiver.number = self._world.next_number()
+            self._world.tell(self.version.ref, "{} puts it together", label(member.node))
+            form = (self.size, self.layout, self.stripes)
+            self._world.send(member.node, Assemble(self.version, receiver.number, *form, self.sealed, self.origin))
+            begun.append(member)
+        return begun
+
     def choose_sender(self, receiver: Receiver) -> Plan | None:
         node = receiver.member.node
         shunned = receiver.shunned
@@ -382,7 +438,7 @@ class Broadcast:
             above = self.receivers.get(sender)
             if above is not None and (slot or above.state is not State.STREAMING):
                 return False  # what a slot waits for must never wait for a stream to be spared: no relays
-            if not slot and (sender == node or member.sending >= member.streams_out):
+            if not slot and (sender == node or (self.counted and member.sending >= member.streams_out)):
                 return False
             if not member.usable() or (sender == self.producer and receiver.watermark < self.start):
                 return False
@@ -402,7 +458,7 @@ class Broadcast:
         receiver.sender = plan.sender
         self._waiting.pop(receiver.key, None)
         self._adopted.pop(receiver.key, None)
-        if not receiver.into:  # what a slot pulls was reserved with the slot
+        if self.counts(receiver.key):
             member.receiving += 1
             sender.sending += 1
         self.pool.occupy(plan, receiver.key, member.nic)
@@ -469,7 +525,7 @@ class Broadcast:
         member, sender = receiver.member, self._members[receiver.sender]
         self.pool.release(sender.node, receiver.key)
         receiver.sender = None
-        if receiver.into:
+        if not self.counts(receiver.key):
             return
         if member.receiving >= member.streams_in or sender.sending >= sender.streams_out:
             self._world.supply_changed()  # the stream that ends makes room for one of another object

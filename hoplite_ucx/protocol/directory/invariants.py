@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hoplite_ucx.protocol.directory.broadcast import Broadcast, State
+from hoplite_ucx.protocol.directory.broadcast import Broadcast, Receiver, State
 from hoplite_ucx.protocol.directory.reduction import Reduction, Slot
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
-from hoplite_ucx.protocol.placement import Nic, SenderPool
+from hoplite_ucx.protocol.placement import SenderPool
 
 if TYPE_CHECKING:
     from hoplite_ucx.protocol.directory.machine import Directory
@@ -31,6 +31,7 @@ def check_directory(directory: "Directory") -> None:
         broadcast = record.broadcast
         if broadcast is not None:
             _check_version(directory, record, broadcast)
+            _check_stripes(directory, record, broadcast)
             _check_roles(record, broadcast)
             _check_receivers(broadcast, numbers, streams)
             if not directory.world.recovering:
@@ -61,9 +62,11 @@ class _Streams:
         self.into: dict[int, dict[bytes, int]] = {}  # id of the Nic → ref → streams
         self.out_of: dict[int, dict[bytes, int]] = {}
 
-    def add(self, ref: bytes, receiver: ReceiverKey, receiver_nic: Nic, sender: NodeId, sender_nic: Nic) -> None:
-        if not isinstance(receiver, tuple):  # what a slot pulls was counted with the slot
-            self.receiving[receiver] = self.receiving.get(receiver, 0) + 1
+    def add(self, broadcast: Broadcast, receiver: Receiver, sender: NodeId) -> None:
+        ref, key = broadcast.version.ref, receiver.key
+        receiver_nic, sender_nic = receiver.member.nic, broadcast.pool.locations[sender].nic
+        if not isinstance(key, tuple) and broadcast.counts(key):
+            self.receiving[key] = self.receiving.get(key, 0) + 1
             self.sending[sender] = self.sending.get(sender, 0) + 1
         into = self.into.setdefault(id(receiver_nic), {})
         into[ref] = into.get(ref, 0) + 1
@@ -134,6 +137,7 @@ def _check_made(directory: "Directory", record: "Record") -> None:
         assert broadcast.sealed != unsealed, f"{name}: sealed is {broadcast.sealed}, undecided is {unsealed}"
     if reduction is None:
         return
+    assert record.stripe_of is None, f"{name}: outlived a reduction that still makes it"
     assert not record.deferred, f"{name}: a put waits although a reduction makes it"
     assert reduction.record.reduction is reduction, f"{name}: a slot is left of a reduction that is decided"
     if reduction.record is not record:
@@ -155,6 +159,33 @@ def _check_version(directory: "Directory", record: "Record", broadcast: Broadcas
     assert not lost, f"{broadcast.version}: lost, and nobody was told"
     if broadcast.inline is not None:
         assert len(broadcast.inline) == broadcast.size, f"{broadcast.version}: inline bytes of another size"
+
+
+def _check_stripes(directory: "Directory", record: "Record", broadcast: Broadcast) -> None:
+    """What an object is put together from is there, and goes to everyone who does so."""
+    version, owner = broadcast.version, record.stripe_of
+    if owner is not None:
+        target = directory.records[owner].broadcast if owner in directory.records else None
+        known = target is not None and any(stripe.version == version for stripe in target.stripes)
+        assert known, f"{version}: outlived its reduction, and is a stripe of nothing"
+    total = sum(stripe.size for stripe in broadcast.stripes)
+    assert not broadcast.stripes or total == broadcast.size, f"{version}: its stripes have {total} bytes"
+    assemblers = [key for key in _stores(broadcast.receivers) if broadcast.is_assembling(key)]
+    for stripe in broadcast.stripes:
+        output = directory.records.get(stripe.version.ref)
+        tree = output.broadcast if output is not None else None
+        assert output is not None, f"{version}: its stripe {stripe.version} is unknown"
+        assert tree is not None, f"{version}: its stripe {stripe.version} is over"
+        assert tree.version == stripe.version, f"{version}: its stripe {stripe.version} is {tree.version} now"
+        assert tree.size == stripe.size, f"{version}: its stripe {stripe.version} has another size"
+        made = output.reduction is not None and output.reduction is record.reduction
+        assert made or output.stripe_of == record.ref, f"{version}: its stripe {stripe.version} is another's"
+        for node in assemblers:
+            gets = node in tree.receivers or node in tree.copies or node == tree.producer
+            waits = node in output.waiting or (output.slot is not None and output.slot.host is not None)
+            assert gets or waits, f"{version}: {label(node)} is not sent {stripe.version}"
+    if broadcast.stripes and record.reduction is None:
+        assert assemblers, f"{version}: nobody puts it together, and its stripes are kept"
 
 
 def _check_roles(record: "Record", broadcast: Broadcast) -> None:
@@ -209,7 +240,7 @@ def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams)
         location = locations[sender]
         assert key in location.children, f"{version}: {label(sender)} does not list its child {_who(key)}"
         streaming += 1
-        streams.add(version.ref, key, receiver.member.nic, sender, location.nic)
+        streams.add(broadcast, receiver, sender)
     listed = sum(len(location.children) for location in locations.values())
     assert listed == streaming, f"{version}: {listed} children are listed, {streaming} receivers stream"
     assert len(waiting) <= len(broadcast.receivers), f"{version}: one waits that is no receiver"
@@ -298,20 +329,50 @@ def _check_reduction(directory: "Directory", reduction: Reduction, numbers: set[
         assert reduction.root is None, f"{name}: all its sources are inline, and yet it has a root"
     else:
         assert host is None, f"{name}: combined inline, and not all of its sources are"
-        homes = _check_tree(name, reduction)
+        homes = _check_trees(name, reduction)
         for ref, slot in reduction.slots.items():
             _check_slot(directory, name, ref, slot, reduction)
             if slot.number:
                 assert slot.number not in numbers, f"{name}: slot {short(ref)} was bound under a number given before"
                 numbers.add(slot.number)
-        _check_versions(directory, name, reduction, homes)
+        for tree in homes:
+            _check_versions(directory, name, reduction, tree)
         _check_nothing_undone(directory, name, reduction, homes)
 
 
-def _check_tree(name: str, reduction: Reduction) -> dict[bytes, Slot | None]:
-    """Every chosen source, and every slot but the root, stands once: in a slot, which is returned, or as a term."""
-    slots, root, terms = reduction.slots, reduction.root, [ref for ref, _ in reduction._terms]
+def _check_trees(name: str, reduction: Reduction) -> list[dict[bytes, Slot | None]]:
+    """One tree, or one for every stripe, of the same sources, with a root that gathers them."""
+    slots, root = reduction.slots, reduction.root
+    terms = [ref for ref, _ in reduction._terms]
     terms += reduction._held[0] if reduction._held is not None else []
+    full = len(reduction.chosen) == reduction.spec.count
+    assert (root is not None) == full, f"{name}: has a root is {root is not None}, is full is {full}"
+    if root is not None:
+        assert root.ref == reduction.record.ref, f"{name}: its root makes {short(root.ref)}"
+        assert slots.get(root.ref) is root, f"{name}: its root is none of its slots"
+        assert not terms, f"{name}: {_refs(terms)} do not go into its root"
+    if root is None or not root.gathers:
+        return [_check_tree(name, reduction.chosen.keys(), slots, root, terms)]
+    end = 0
+    trees = []
+    for ref in root.parts:
+        top = slots[ref]
+        assert top.parent is root, f"{name}: stripe {short(ref)} does not go into its root"
+        assert top.cut is not None, f"{name}: stripe {short(ref)} has no place in it"
+        assert top.cut[0] == end, f"{name}: stripe {short(ref)} begins at {top.cut[0]}, not at {end}"
+        end += top.cut[1]
+        stripe = {ref: slot for ref, slot in slots.items() if slot.cut == top.cut}
+        trees.append(_check_tree(name, reduction.chosen.keys(), stripe, top, []))
+    assert end == reduction._size, f"{name}: its stripes end at {end} of {reduction._size}"
+    total = 1 + sum(slot.cut is not None for slot in slots.values())
+    assert total == len(slots), f"{name}: {len(slots) - total} slots are in no stripe"
+    return trees
+
+
+def _check_tree(
+    name: str, chosen: Iterable[bytes], slots: dict[bytes, Slot], root: Slot | None, terms: list[bytes]
+) -> dict[bytes, Slot | None]:
+    """Every chosen source, and every slot but the root, stands once: in a slot, which is returned, or as a term."""
     homes: dict[bytes, Slot | None] = {}
     for slot in slots.values():
         assert slot.parts, f"{name}: slot {short(slot.ref)} has no parts"
@@ -321,19 +382,14 @@ def _check_tree(name: str, reduction: Reduction) -> dict[bytes, Slot | None]:
     for term in terms:
         assert term not in homes, f"{name}: the term {short(term)} stands twice"
         homes[term] = None
-    expected = reduction.chosen.keys() | (slots.keys() - ({root.ref} if root is not None else set()))
+    expected = set(chosen) | (slots.keys() - ({root.ref} if root is not None else set()))
     missing, strange = expected - homes.keys(), homes.keys() - expected
     assert not missing, f"{name}: {_refs(missing)} have no place in the tree"
     assert not strange, f"{name}: {_refs(strange)} stand in the tree and were not chosen"
-    full = len(reduction.chosen) == reduction.spec.count
-    assert (root is not None) == full, f"{name}: has a root is {root is not None}, is full is {full}"
-    if root is not None:
-        assert root.ref == reduction.record.ref, f"{name}: its root makes {short(root.ref)}"
-        assert slots.get(root.ref) is root, f"{name}: its root is none of its slots"
-        assert not terms, f"{name}: {_refs(terms)} do not go into its root"
     for ref, slot in slots.items():
         assert slot.ref == ref, f"{name}: slot {short(slot.ref)} is filed as {short(ref)}"
-        assert slot.parent is homes.get(ref), f"{name}: slot {short(ref)} has another parent than it is a part of"
+        if slot is not root:
+            assert slot.parent is homes.get(ref), f"{name}: slot {short(ref)} has another parent than it is a part of"
     sound: set[bytes] = set()
     for slot in slots.values():
         path: set[bytes] = set()
@@ -358,7 +414,7 @@ def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduc
     assert slot.version == version, f"{what} makes {slot.version}, its record has {version}"
     strange = slot.consumed - set(slot.parts)
     assert not strange, f"{what} has consumed {_refs(strange)}, which are no parts of it"
-    assert slot.bound <= (host is not None), f"{what} is bound to nobody"
+    assert slot.bound <= (host is not None or slot.gathers), f"{what} is bound to nobody"
     assert slot.lacks in (0, slot.start), f"{what} begins at {slot.start}, and lacks what is below {slot.lacks}"
     assert slot is not reduction.root or not slot.lacks, f"{what} is the root, and nobody makes its first bytes"
     if broadcast is not None and broadcast.producer is not None:
@@ -403,10 +459,14 @@ def _check_versions(directory: "Directory", name: str, reduction: Reduction, hom
 
 
 def _check_nothing_undone(
-    directory: "Directory", name: str, reduction: Reduction, homes: dict[bytes, Slot | None]
+    directory: "Directory", name: str, reduction: Reduction, trees: list[dict[bytes, Slot | None]]
 ) -> None:
     chosen, spec, root = reduction.chosen, reduction.spec, reduction.root
-    changed = [ref for ref in chosen if not (_is_available(directory, reduction, ref) or _is_in(reduction, homes, ref))]
+    changed = [
+        ref
+        for ref in chosen
+        if not (_is_available(directory, reduction, ref) or all(_is_in(reduction, homes, ref) for homes in trees))
+    ]
     gone = [ref for ref in changed if not directory.objects.may_come(ref, seen=True)]
     spare = next((ref for ref in spec.sources if ref not in chosen and _can_be_chosen(directory, ref)), None)
     if spare is not None:
@@ -424,7 +484,11 @@ def _check_nothing_undone(
             assert looked_for, f"{name}: slot {short(slot.ref)} could be bound, and nobody does"
     if root is not None and directory.objects.has_copy(root.ref):
         undecided = any(directory.objects.is_undecided(ref) for ref in chosen)
-        at_work = root.host is not None and not directory.objects.has_part(root.ref, root.host.node, complete=True)
+        makers = [reduction.slots[ref] for ref in root.parts] if root.gathers else [root]
+        at_work = any(
+            slot.host is not None and not directory.objects.has_part(slot.ref, slot.host.node, complete=True)
+            for slot in makers
+        )
         assert undecided or at_work, f"{name}: complete and decided, and yet not sealed"
 
 

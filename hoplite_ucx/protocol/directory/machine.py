@@ -10,6 +10,7 @@ Handlers change state only after they have checked their message; what cannot be
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from hoplite_ucx.protocol.directory import stripes
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.invariants import check_directory
 from hoplite_ucx.protocol.directory.joining import Joining
@@ -63,6 +64,7 @@ from hoplite_ucx.protocol.messages import (
     StreamFailed,
     StreamFault,
     ToDirectory,
+    Unfit,
     Unwant,
     Unwatch,
     Want,
@@ -108,6 +110,7 @@ class Directory:
             Bound: self._on_bound,
             Consumed: self._on_consumed,
             CombinedInline: self._on_combined_inline,
+            Unfit: self._on_unfit,
         }
 
     def recover(self, now: float) -> None:
@@ -351,6 +354,8 @@ class Directory:
         sender = self.members.get(failed.sender)
         if sender is not None and failed.fault in (StreamFault.BROKEN, StreamFault.STALLED):
             self.members.suspect(sender)
+        if not failed.into:
+            stripes.leave(self.objects, broadcast, member, failed.number)
         key = receiver_key(member.node, failed.into)
         broadcast.failed(key, failed.number, failed.watermark, failed.fault, failed.wanted)
         self.objects.settle(self.records[failed.version.ref])
@@ -379,7 +384,10 @@ class Directory:
         receiver = broadcast.receivers.get(member.node)
         if receiver is not None and receiver.number == declined.number:
             self.world.tell(declined.version.ref, "{} has no memory for it", label(member.node))
+            stripes.leave(self.objects, broadcast, member, declined.number)
             broadcast.remove(member.node)
+            if slot is not None and record.reduction is not None:
+                record.reduction.assembler_declined(slot, member.node)
             self.objects.settle(self.records[declined.version.ref])
 
     # --- wait, evict, delete -----------------------------------------------------------------------------------
@@ -441,7 +449,8 @@ class Directory:
         self.world.send(member.node, Deleted(delete.call))
 
     def _delete(self, record: Record, member: Member) -> None:
-        if record.deleted or (record.reduction is not None and record.reduction.record is not record):
+        of_slot = record.reduction is not None and record.reduction.record is not record
+        if record.deleted or of_slot or record.stripe_of is not None:
             return  # the output of a slot is nobody's to delete
         self.world.tell(record.ref, "deleted by {}", label(member.node))
         record.deleted = True
@@ -562,3 +571,9 @@ class Directory:
             self.objects.settle(record)
         if combined.kept:
             self.objects.current(member, combined.version)  # if it came too late, the node is told to drop it
+
+    def _on_unfit(self, member: Member, unfit: Unfit) -> None:
+        record = self.records.get(unfit.version.ref)
+        if record is not None and record.reduction is not None:
+            record.reduction.unfit(member, unfit)
+            self.objects.settle(record)

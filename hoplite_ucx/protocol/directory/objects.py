@@ -11,6 +11,7 @@ losses are declared, waiters placed, empty records forgotten. Reductions ask and
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hoplite_ucx.protocol.directory import stripes
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.reduction import Reduction, Slot
@@ -64,6 +65,8 @@ class Record:
     decided: Version | None = None
     """The version that a target became."""
     askers: dict[tuple[NodeId, int], None] = field(default_factory=dict)
+    stripe_of: bytes | None = None
+    """The decided target that some still put together from this."""
 
     def idle(self) -> bool:
         return not (
@@ -76,6 +79,10 @@ class Record:
             or self.consumers
             or self.askers
         )
+
+    def is_stripe(self) -> bool:
+        """Nobody waits for a stripe: it is sent to those who get the target, while that has this version of it."""
+        return self.stripe_of is not None or (self.slot is not None and self.slot.cut is not None)
 
     def pinned(self) -> bool:
         """Chosen by a reduction that is not decided: a delete hides it, and frees it later."""
@@ -181,11 +188,13 @@ class Objects:
         self.source_changed(record.ref)  # a reduction that gave up for want of it may hope again
         self.place(record)
 
-    def begin_output(self, ref: bytes, size: int, layout: bytes, host: Member) -> Version:
-        """A slot begins a version of its output."""
+    def begin_output(self, ref: bytes, size: int, layout: bytes, host: Member | None) -> Version:
+        """A slot begins a version of its output; without a host it is gathered from others'."""
         record = self.record(ref)
         version = self.new_version(ref)
-        record.broadcast = self._broadcast_type(self.world, self.members, version, size, layout, host.nic.up)
+        rate = self.members.bandwidth() if host is None else host.nic.up
+        record.broadcast = self._broadcast_type(self.world, self.members, version, size, layout, rate)
+        record.broadcast.counted = not record.is_stripe()
         record.broadcast.sealed = False
         return version
 
@@ -261,7 +270,8 @@ class Objects:
         assert record.broadcast is not None
         if host.node in record.broadcast.receivers:
             record.broadcast.forget(host.node)
-            record.waiting[host.node] = host
+            if not record.is_stripe():  # else it was for a target that begins anew there
+                record.waiting[host.node] = host
         record.broadcast.produce(host, start)
 
     def new_version(self, ref: bytes) -> Version:
@@ -323,6 +333,7 @@ class Objects:
         broadcast = record.broadcast
         if broadcast is not None and broadcast.waits():
             broadcast.place()
+            stripes.assemble(self, record)
         if broadcast is not None and broadcast.waits():
             self.starving[record.ref] = None
         else:
@@ -358,6 +369,10 @@ class Objects:
                 record.reduction.beginning_lacks(record.slot)
             else:
                 record.reduction.completed(record.slot)
+        elif record.stripe_of is not None:
+            target = self.records[record.stripe_of].broadcast
+            if target is not None and lost_now:
+                stripes.end(self, target)
         elif broadcast is not None and lost_now:
             self.world.tell(record.ref, "{} is lost", broadcast.version)
             if record.deferred and broadcast.version.incarnation < self.world.incarnation:
@@ -370,6 +385,7 @@ class Objects:
             deferred, record.deferred = record.deferred, []
             for node, put in deferred:
                 self.world.send(node, PutAccepted(put.call, broadcast.version, existing=True))
+        stripes.end_if_unused(self, record)
         self.place(record)
         if record.idle() and self.records.get(record.ref) is record:
             del self.records[record.ref]
@@ -393,6 +409,7 @@ class Objects:
             if broadcast.inline is not None:
                 self.inline_total -= broadcast.size
             broadcast.drop_everywhere()
+            stripes.end(self, broadcast)
         self.world.timers.cancel(("place", record.ref))
         self.starving.pop(record.ref, None)
 
@@ -412,7 +429,8 @@ class Objects:
         """The version is over without being lost or deleted: whoever waited for it waits for the next one. Those who
         were placed ask again when they are told; the others have not heard of the version."""
         if record.broadcast is not None:
-            record.waiting |= record.broadcast.waiting_stores()
+            if not record.is_stripe():
+                record.waiting |= record.broadcast.waiting_stores()
             record.broadcast.drop_everywhere()
             record.broadcast = None
         self.world.timers.cancel(("place", record.ref))

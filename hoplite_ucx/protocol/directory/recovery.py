@@ -46,14 +46,17 @@ class Recovery:
     def hear(self, member: Member, join: Join) -> None:
         """Take up what a survivor of an earlier directory announces, before it is compared with what is known."""
         for copy in (*join.copies, *join.producing):
-            self._objects.revive(member, copy, sealed=copy.sealed, origin=copy.origin)
+            if not copy.piece:
+                self._objects.revive(member, copy, sealed=copy.sealed, origin=copy.origin)
         if self._world.recovering:
             for partial in join.partials:
-                if partial.number or not partial.into:  # else it does not know itself what it waits for
+                knows = partial.number or not partial.into  # what it waits for
+                if knows and not partial.piece:
                     self._objects.revive(member, partial, sealed=partial.sealed, origin=partial.origin)
             self._heard.add(member.node)
             for report in join.slots:
-                self._hear_slot(member, report)
+                if report.bind.offset is None:  # stripes are laid anew
+                    self._hear_slot(member, report)
             for tombstone in join.tombstones:
                 known = self.tombstones.get(tombstone.ref)
                 if known is None or known[0].incarnation < tombstone.incarnation:

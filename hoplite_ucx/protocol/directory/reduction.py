@@ -12,6 +12,11 @@ else: any node that combines the same parts makes the same bytes. Hence the two 
 - A *part* is lost, or changes its version: another ready source takes its place, and the slot and all above it begin a
   new version. Subtrees that did not change serve what they have.
 
+A target that everybody gets may be laid in *stripes* (see `stripes`): each has a chain of slots of its own, made of the
+same sources, and the root gathers them. One choice of sources, one seal and one failure are for all of them; what
+changes a source changes every stripe. Slots of stripes run only where their source is, so that no piece of a source
+ever travels; if that cannot be, the same sources are laid anew without stripes.
+
 A slot is bound only after its parts are, and memory is taken when it is bound: nothing waits for memory while it holds
 what others wait for. The target is sealed once, when its root version is complete and what it was made of is decided.
 """
@@ -19,11 +24,13 @@ what others wait for. The target is sealed once, when its root version is comple
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from hoplite_ucx.protocol.cost import choose_degree
+from hoplite_ucx.protocol.cost import choose_degree, choose_stripes
+from hoplite_ucx.protocol.directory import stripes
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version, label, short
@@ -33,10 +40,13 @@ from hoplite_ucx.protocol.messages import (
     CombinedInline,
     CombineInline,
     Drop,
+    Operation,
     Origin,
     Reduce,
     Sealed,
     SlotReport,
+    Stripe,
+    Unfit,
 )
 
 if TYPE_CHECKING:
@@ -68,6 +78,10 @@ class Slot:
     """Of an adopted slot: parts that were not sealed as far as its host knows."""
     refused: dict[NodeId, float] = field(default_factory=dict)
     homeless_since: float | None = None
+    cut: tuple[int, int] | None = None
+    """Of a stripe: where it begins within the sources, and its size."""
+    gathers: bool = False
+    """The root of a striped target: its parts are the stripes, and whoever gets it puts them together."""
 
 
 class Reduction:
@@ -91,6 +105,7 @@ class Reduction:
         self._size = 0
         self._layout = b""
         self._degree = 1
+        self._no_stripes = not spec.everywhere
         self._inline_version: Version | None = None
         self._inline_host: NodeId | None = None
 
@@ -101,8 +116,10 @@ class Reduction:
         return self.record.reduction is not self
 
     def is_bound(self) -> bool:
-        """Whether the target grows: it may then be a part of another reduction."""
-        return self.root is not None and (self.root.bound or self._objects.has_copy(self.record.ref))
+        """Whether the target grows: it may then be a part of another reduction. One that is gathered does not."""
+        if self.root is None or self.root.gathers:
+            return False
+        return self.root.bound or self._objects.has_copy(self.record.ref)
 
     def uses(self, ref: bytes) -> bool:
         """Whether the ref is one of the chosen sources of a result that is not decided."""
@@ -143,7 +160,7 @@ class Reduction:
         self._objects.settle(record)
         if slot is self.root:
             self._objects.source_changed(self.record.ref)
-        self._advance()
+        self._advance(slot.parent)
 
     def resumed(self, slot: Slot, missing: set[bytes]) -> None:
         """The host came back with the slot: it says itself what it still lacks."""
@@ -161,6 +178,8 @@ class Reduction:
         assert slot.host is not None
         slot.refused[slot.host.node] = self._world.now + _REFUSED_FOR
         self._unbind(slot)
+        if slot.cut is not None:
+            self._lay_without_stripes()
         self._advance()
 
     def host_lost(self, slot: Slot) -> None:
@@ -179,8 +198,10 @@ class Reduction:
         self._unbind(slot)
 
     def completed(self, slot: Slot) -> None:
-        if slot is self.root:
+        if slot is self.root or slot.parent is self.root:
             self._seal_if_decided()
+        if slot is self.root:
+            self._ensure_assembler(slot)
 
     def inline_result(self, member: Member, combined: CombinedInline) -> None:
         version, data = combined.version, combined.data
@@ -193,6 +214,14 @@ class Reduction:
             if combined.kept and self.record.broadcast is not None:
                 self.record.broadcast.add_copy(member)
             self._finish()
+
+    def unfit(self, member: Member, unfit: Unfit) -> None:
+        """Who was to combine some of it says that nobody can: this is what the user must hear, and no retry helps."""
+        slot = self.slots.get(unfit.version.ref)
+        combines = slot is not None and slot.host is member and slot.version == unfit.version
+        if combines or (member.node == self._inline_host and unfit.version == self._inline_version):
+            self._final = True
+            self._fail(Failure(FailureKind.INVALID, unfit.detail, unfit.remedy, self.record.ref))
 
     def adopt(self, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
         """Go on with the slots that an earlier directory laid, if they are a whole: trees in which every part is known
@@ -296,19 +325,29 @@ class Reduction:
         return hopeful >= self.spec.count
 
     def _may_be_complete(self) -> bool:
-        """The root's host died, and someone who was getting the target may have all of it."""
-        broadcast = self.record.broadcast
-        return self.root is not None and self.root.host is None and broadcast is not None and not broadcast.is_lost()
+        """The root's host died, and someone who was getting the target may have all of it; of every stripe likewise."""
+        if self.root is None:
+            return False
+        makers = [self.slots[ref] for ref in self.root.parts] if self.root.gathers else [self.root]
+        return all(self._may_have_all(slot) for slot in makers)
+
+    def _may_have_all(self, slot: Slot) -> bool:
+        broadcast = self._objects.record(slot.ref).broadcast
+        return slot.host is None and broadcast is not None and not broadcast.is_lost()
 
     def _is_in(self, ref: bytes) -> bool:
         """Chosen, and not needed any more: its bytes are in a slot that has them."""
         if ref not in self.chosen or not self._objects.is_decided_as(ref, self.chosen[ref]):
             return False
-        part, slot = ref, self._slot_with(ref)
-        while slot is not None:
-            if self._has_all_of(slot, part) or self._objects.has_copy(slot.ref):
+        slots = self._slots_with(ref)
+        return bool(slots) and all(self._is_in_above(ref, slot) for slot in slots)
+
+    def _is_in_above(self, part: bytes, slot: Slot) -> bool:
+        above: Slot | None = slot
+        while above is not None:
+            if self._has_all_of(above, part) or self._objects.has_copy(above.ref):
                 return True
-            part, slot = slot.ref, slot.parent
+            part, above = above.ref, above.parent
         return False
 
     def _has_all_of(self, slot: Slot, part: bytes) -> bool:
@@ -333,6 +372,7 @@ class Reduction:
     def _choose_ready(self) -> None:
         """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""
         batch: dict[NodeId, list[bytes]] = {}
+        chosen_before = len(self.chosen)
         for ref in self._ready:
             if len(self.chosen) == self.spec.count:
                 break
@@ -343,9 +383,14 @@ class Reduction:
             self.chosen[ref] = self._objects.version_of(ref)
             batch.setdefault(self._home_of(ref), []).append(ref)
             self._world.tell(self.record.ref, "chose {} as {} of {}", short(ref), len(self.chosen), self.spec.count)
-        groups = list(batch.items())
-        for index, (node, refs) in enumerate(groups):
-            last = len(self.chosen) == self.spec.count and index == len(groups) - 1
+        if not chosen_before and len(batch) == self.spec.count and self._wants_stripes():
+            self._lay_stripes([(refs[0], node) for node, refs in batch.items()])
+        else:
+            self._add_groups(batch)
+
+    def _add_groups(self, batch: dict[NodeId, list[bytes]]) -> None:
+        for index, (node, refs) in enumerate(batch.items()):
+            last = len(self.chosen) == self.spec.count and index == len(batch) - 1
             self._add_group(refs, node, last)
 
     def _fits(self, ref: bytes) -> bool:
@@ -369,8 +414,9 @@ class Reduction:
 
     def _add_group(self, refs: list[bytes], node: NodeId, last: bool) -> None:
         """A getter's own sources are kept for the root: elsewhere its network card would have to take in both what its
-        slot combines and the result."""
-        if not last and self._held is None and (node == self._requester or node in self.record.waiting):
+        slot combines and the result. If everybody gets it, that is so for whoever comes last, and nothing is kept."""
+        gets = node == self._requester or node in self.record.waiting
+        if gets and not last and self._held is None and not self.spec.everywhere:
             self._held = (refs, node)
             return
         if last and self._held is not None:
@@ -391,20 +437,97 @@ class Reduction:
             taken = []
         height = 1 + max((height for _, height in taken), default=0)
         ref = self.record.ref if last else self._slot_ref()
-        slot = Slot(ref, [*refs, *(term for term, _ in taken)], height, node)
-        self._add_slot(slot)
+        slot = self._add_slot(Slot(ref, [*refs, *(term for term, _ in taken)], height, node))
         if last:
             self.root = slot
         else:
             self._terms.append((ref, height))
 
-    def _add_slot(self, slot: Slot) -> None:
+    def _add_slot(self, slot: Slot) -> Slot:
         for part in slot.parts:
             if part in self.slots:
                 self.slots[part].parent = slot
         self.slots[slot.ref] = slot
         self._objects.record(slot.ref).slot = slot
         self._objects.record(slot.ref).reduction = self
+        return slot
+
+    # --- stripes -----------------------------------------------------------------------------------------------
+
+    def _wants_stripes(self) -> bool:
+        """Whether it pays, and all sources are there: complete, decided, and not so small that they live here."""
+        if self._no_stripes or not all(
+            self._objects.has_copy(ref)
+            and not self._objects.is_undecided(ref)
+            and self._objects.inline_of(ref, version) is None
+            for ref, version in self.chosen.items()
+        ):
+            return False
+        return choose_stripes(self._size, self.spec.count) > 1
+
+    def _lay_stripes(self, ring: list[tuple[bytes, NodeId]]) -> None:
+        """As many chains as there are sources, each along the same ring and each with another end."""
+        root = self._add_slot(Slot(self.record.ref, [], 0, ring[0][1], gathers=True))
+        for last, cut in enumerate(stripes.cuts(self._size, len(ring))):
+            below: Slot | None = None
+            for source, node in ring[last + 1 :] + ring[: last + 1]:
+                parts, height = ([source, below.ref], below.height + 1) if below is not None else ([source], 1)
+                slot = self._add_slot(Slot(self._slot_ref(), parts, height, node, cut=cut))
+                if below is not None:
+                    below.parent = slot
+                below = slot
+            assert below is not None
+            below.parent = root
+            root.parts.append(below.ref)
+        self.root = root
+        self._world.tell(self.record.ref, "laid in {} stripes", len(root.parts))
+
+    def _lay_without_stripes(self) -> None:
+        """A source's host has no room for its stripes, or nobody has the source: any node can take a whole one."""
+        self._no_stripes = True
+        self._drop_slots()
+        self._world.tell(self.record.ref, "laid anew without stripes")
+        batch: dict[NodeId, list[bytes]] = {}
+        for ref in self.chosen:
+            home = self._home_of(ref) if ref in self._ready else self._requester
+            batch.setdefault(home, []).append(ref)
+        self._add_groups(batch)
+
+    def _gather(self, root: Slot) -> None:
+        """All stripes are on their way: the target has a version, and someone puts it together."""
+        target = self.record.broadcast
+        if target is None:
+            outputs = [(self.slots[ref], self._objects.version_of(ref)) for ref in root.parts]
+            sizes = [(version, slot.cut[1]) for slot, version in outputs if slot.cut is not None]
+            root.version = self._objects.begin_output(root.ref, self._size, self._layout, None)
+            root.bound = True
+            target = self._objects.record(root.ref).broadcast
+            assert target is not None
+            target.stripes = tuple(Stripe(version, size) for version, size in sizes)
+            self._objects.look_at(root.ref)  # who waits is served when the event is over
+            if self.record.waiting:
+                return
+        if target.getters() or self.record.waiting:
+            return
+        host = self._choose_host(root)
+        if host is None:
+            self._wait_for_room(root)
+            return
+        if host.node not in root.refused:
+            root.homeless_since = None
+        self._objects.involve(self.record, host)
+        target.want(host)
+        self._objects.look_at(root.ref)
+
+    def assembler_declined(self, root: Slot, node: NodeId) -> None:
+        root.refused[node] = self._world.now + _REFUSED_FOR
+        self._advance()
+
+    def _ensure_assembler(self, root: Slot) -> None:
+        """If nobody gets the target any more, someone must be asked to."""
+        target = self.record.broadcast
+        if root.gathers and target is not None and not (target.copies or target.getters() or self.record.waiting):
+            self._world.timers.set_if_absent(("reduce", self.record.ref), self._world.now + _REFUSED_FOR)
 
     def _slot_ref(self) -> bytes:
         name = self.record.ref + self._world.next_number().to_bytes(8, "big")
@@ -422,7 +545,7 @@ class Reduction:
                 continue
             if ref not in self._ready and self._objects.may_come(ref, seen=True):
                 continue  # it is not known to be lost
-            slot = self._slot_with(ref)
+            slots = self._slots_with(ref)
             spare = ref if ref in self._ready else next((s for s in self._ready if s not in self.chosen), None)
             if spare is None:
                 continue  # perhaps one comes
@@ -430,14 +553,16 @@ class Reduction:
                 return
             self._world.tell(self.record.ref, "{} takes the place of {}", short(spare), short(ref))
             self._replace(ref, spare)
-            if slot is None and self._held is not None and ref in self._held[0]:
-                self._held = ([spare if part == ref else part for part in self._held[0]], self._home_of(spare))
-            elif slot is None:
-                self._terms = [(spare if term == ref else term, height) for term, height in self._terms]
-            else:
+            for slot in slots:
                 self._renew(slot)
                 slot.parts = [spare if part == ref else part for part in slot.parts]
                 slot.prefers = self._home_of(spare)
+            if slots:
+                continue
+            if self._held is not None and ref in self._held[0]:
+                self._held = ([spare if part == ref else part for part in self._held[0]], self._home_of(spare))
+            else:
+                self._terms = [(spare if term == ref else term, height) for term, height in self._terms]
 
     def _replace(self, ref: bytes, spare: bytes) -> None:
         """Keep the order of choice: contributors are told in it."""
@@ -489,20 +614,22 @@ class Reduction:
         for part in slot.parts:
             self._objects.unfeed(part, host.node, slot.ref)
 
-    def _slot_with(self, part: bytes) -> Slot | None:
-        return next((slot for slot in self.slots.values() if part in slot.parts), None)
+    def _slots_with(self, part: bytes) -> list[Slot]:
+        """The slot that the part goes into; of a source, one in each stripe."""
+        return [slot for slot in self.slots.values() if part in slot.parts]
 
     # --- binding -----------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Bind what can be bound, parts before what is made of them."""
+    def _advance(self, above: Slot | None = None) -> None:
+        """Bind what can be bound, parts before what is made of them. Of many slots, look only at those that matter: a
+        slot `above` what has changed, and below it."""
         if self.sealed or self.failure is not None:
             return
         if self._all_inline():
             self._combine_inline()
             return
         tops = [self.root] if self.root is not None else [self.slots[t] for t, _ in self._terms if t in self.slots]
-        for slot in tops:
+        for slot in tops if above is None else [above]:
             self._ensure(slot)
         self._seal_if_decided()
 
@@ -518,7 +645,10 @@ class Reduction:
                 parts_ready = parts_ready and (child.bound or self._objects.has_copy(part))
             elif part not in self._ready or self._objects.version_of(part) != self.chosen.get(part):
                 parts_ready = False
-        if parts_ready and slot.host is None and self._is_needed_anew(slot):
+        if parts_ready and slot.gathers:
+            if not (slot.version is not None and self._objects.has_copy(slot.ref)):
+                self._gather(slot)
+        elif parts_ready and slot.host is None and self._is_needed_anew(slot):
             self._bind(slot)
 
     def _is_needed_anew(self, slot: Slot) -> bool:
@@ -536,9 +666,10 @@ class Reduction:
         return self._lowest_needed(slot)
 
     def _lowest_needed(self, slot: Slot) -> int:
-        """The first byte of the output that anyone lacks. Of the root's someone must have all, and of small ones all
-        comes at once."""
-        if slot is self.root or slot.parent is None or self._size <= self._world.settings.inline_limit:
+        """The first byte of the output that anyone lacks. Of the root's someone must have all, and of small ones and
+        stripes all comes at once."""
+        small = slot.cut is not None or self._size <= self._world.settings.inline_limit
+        if slot is self.root or slot.parent is None or small:
             return 0
         broadcast = self._objects.record(slot.ref).broadcast
         if broadcast is not None and broadcast.receivers:
@@ -551,19 +682,12 @@ class Reduction:
             self._ensure(slot)
             return
         host = self._choose_host(slot)
-        now = self._world.now
         if host is None:
-            slot.homeless_since = now if slot.homeless_since is None else slot.homeless_since
-            if now - slot.homeless_since >= self._world.settings.lease:
-                detail = f"no node has room for a part of it ({self._size} bytes)"
-                remedy = "delete objects or raise the stores' limits, and reduce again"
-                self._final = True
-                self._fail(Failure(FailureKind.STORE_FULL, detail, remedy, self.record.ref))
-            else:
-                self._world.timers.set(("reduce", self.record.ref), now + _REFUSED_FOR)
+            self._wait_for_room(slot)
             return
+        size = self._size if slot.cut is None else slot.cut[1]
         if slot.version is None:
-            slot.version = self._objects.begin_output(slot.ref, self._size, self._layout, host)
+            slot.version = self._objects.begin_output(slot.ref, size, self._layout, host)
         slot.host = host
         slot.number = self._world.next_number()
         received = self._received(slot, host)
@@ -578,7 +702,7 @@ class Reduction:
             Bind(
                 slot.version,
                 slot.number,
-                self._size,
+                size,
                 self._layout,
                 self.spec.op,
                 parts,
@@ -586,8 +710,33 @@ class Reduction:
                 self.spec if known else None,
                 slot.start,
                 resume=received > 0,
+                offset=None if slot.cut is None else slot.cut[0],
+                divisor=self._divisor(slot),
             ),
         )
+
+    def _divisor(self, made_by: Slot | None) -> int:
+        """A mean is divided where the target is made, by its root or the root of each stripe, and nowhere below: slots
+        that feed others sum. Without a slot it is combined at once."""
+        if self.spec.op is not Operation.MEAN:
+            return 0
+        ends_stripe = made_by is not None and made_by.parent is not None and made_by.parent.gathers
+        return self.spec.count if made_by is None or made_by is self.root or ends_stripe else 0
+
+    def _wait_for_room(self, slot: Slot) -> None:
+        """Nobody takes the slot now: look again soon, and not for ever."""
+        now = self._world.now
+        slot.homeless_since = now if slot.homeless_since is None else slot.homeless_since
+        if now - slot.homeless_since < self._world.settings.lease:
+            self._world.timers.set(("reduce", self.record.ref), now + _REFUSED_FOR)
+        elif slot.cut is not None:
+            self._lay_without_stripes()
+            self._world.timers.set(("reduce", self.record.ref), now)
+        else:
+            detail = f"no node has room for a part of it ({self._size} bytes)"
+            remedy = "delete objects or raise the stores' limits, and reduce again"
+            self._final = True
+            self._fail(Failure(FailureKind.STORE_FULL, detail, remedy, self.record.ref))
 
     def _splits_root(self, root: Slot) -> bool:
         """Whether the root is sooner done if a getter goes on with what it has, and another node combines the rest of
@@ -608,7 +757,9 @@ class Reduction:
         self._add_slot(below)
 
     def _received(self, slot: Slot, member: Member) -> int:
-        """How much of the slot's output the node has because it was getting it."""
+        """How much of the slot's output the node has because it was getting it, and can go on with."""
+        if slot.cut is not None or slot.gathers:
+            return 0
         broadcast = self._objects.record(slot.ref).broadcast
         receiver = broadcast.receivers.get(member.node) if broadcast is not None else None
         return _aligned(receiver.watermark) if receiver is not None else 0
@@ -631,9 +782,14 @@ class Reduction:
         )
 
     def _usable_for(self, slot: Slot) -> list[Member]:
+        """Who could be its host. A stripe's slot cuts its piece out of the source, which must be there for that."""
         now = self._world.now
         return [
-            member for member in self._objects.members if member.usable() and slot.refused.get(member.node, 0.0) <= now
+            member
+            for member in self._objects.members
+            if member.usable()
+            and slot.refused.get(member.node, 0.0) <= now
+            and (slot.cut is None or self._objects.has_part(slot.parts[0], member.node, complete=True))
         ]
 
     def _to_pull(self, slot: Slot, member: Member) -> int:
@@ -669,7 +825,8 @@ class Reduction:
         self._inline_host = host.node
         self._objects.involve(self.record, host)
         parts = tuple(self._objects.inline_of(ref, version) or b"" for ref, version in self.chosen.items())
-        self._world.send(host.node, CombineInline(self._inline_version, self._layout, self.spec.op, parts))
+        form = (self._layout, self.spec.op)
+        self._world.send(host.node, CombineInline(self._inline_version, *form, parts, self._divisor(None)))
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -679,8 +836,10 @@ class Reduction:
         root = self.root
         if root is None or root.version is None or not self._objects.has_copy(root.ref):
             return
-        if root.host is not None and not self._objects.has_part(root.ref, root.host.node, complete=True):
-            return
+        makers = [self.slots[ref] for ref in root.parts] if root.gathers else [root]
+        for slot in makers:
+            if slot.host is not None and not self._objects.has_part(slot.ref, slot.host.node, complete=True):
+                return
         if not any(self._objects.is_undecided(ref) for ref in self.chosen):
             self._seal()
 
@@ -705,7 +864,7 @@ class Reduction:
             self._stop_feeding(self.root, self.root.host)  # of an empty object nothing need have come
         self.record.reduction = self.record.slot = None
         self._world.timers.cancel(("reduce", self.record.ref))
-        self._drop_slots(keep=self.record.ref)
+        self._drop_slots(keep=[self.record.ref, *stripes.outlive(self._objects, self.record)])
         self._objects.reduction_ended(self)
 
     def _fail(self, failure: Failure) -> None:
@@ -739,9 +898,9 @@ class Reduction:
         self._inline_version = self._inline_host = None
         self._world.timers.cancel(("reduce", self.record.ref))
 
-    def _drop_slots(self, keep: bytes | None = None) -> None:
+    def _drop_slots(self, keep: Sequence[bytes] = ()) -> None:
         for slot in list(self.slots.values()):
-            if slot.ref != keep:
+            if slot.ref not in keep:
                 self._end_output(slot)
                 self._objects.forget_slot(slot.ref)
         self.slots.clear()

@@ -429,7 +429,7 @@ def _offer(call: PutCall) -> Put:
 
 
 def _submission(call: ReduceCall) -> Reduce:
-    return Reduce(call.call, call.target, call.sources, call.op, call.count)
+    return Reduce(call.call, call.target, call.sources, call.op, call.count, call.everywhere)
 
 
 def _bad_ref(ref: bytes) -> str | None:

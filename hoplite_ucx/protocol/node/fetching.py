@@ -2,7 +2,8 @@
 
 A `Fetch` lives from the first want to the last byte. Placements come from the directory and the newest wins; a
 stream that was replaced is closed before the next one opens, because until then it may still write. What ends a
-stream early is reported with the watermark, and the directory answers with another sender.
+stream early is reported with the watermark, and the directory answers with another sender. A target that comes in
+stripes has a fetch without a stream, and one for each stripe (see `assembling`).
 """
 
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Got, Receive, ReceiveClosed, Supply
 from hoplite_ucx.protocol.ids import NO_SLOT, CallId, NodeId, StreamId, Version, identity_of, label
 from hoplite_ucx.protocol.messages import (
+    Assemble,
     Completed,
     Consumed,
     Declined,
@@ -31,6 +33,7 @@ from hoplite_ucx.protocol.messages import (
     Unwant,
     Want,
 )
+from hoplite_ucx.protocol.node.assembling import Assembling
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
 from hoplite_ucx.protocol.node.serving import Serving
@@ -57,7 +60,7 @@ class Fetch:
     ref: bytes
     into: bytes = NO_SLOT
     getters: dict[CallId, None] = field(default_factory=dict)
-    placement: Place | None = None
+    placement: Place | Assemble | None = None
     number: int = 0
     """The newest placement heard of, kept after it failed: an older one that arrives late is nothing."""
     version: Version | None = None
@@ -70,6 +73,11 @@ class Fetch:
     hungry_for: int | None = None
     """How much memory was missing when a placement was declined; it is asked for again when there may be room."""
     request: Request | None = None
+    whole: bytes | None = None
+    """Of a stripe: the target that is put together from it, whose memory it fills."""
+
+    def wanted(self) -> bool:
+        return bool(self.getters or self.into or self.whole)
 
 
 class Fetching:
@@ -77,6 +85,7 @@ class Fetching:
         self._context = context
         self._memory = memory
         self._serving = serving
+        self.assembling = Assembling(context, memory, serving, self)
         self.fetches: dict[tuple[bytes, bytes], Fetch] = {}  # by ref and slot
         self.streams: dict[StreamId, Incoming] = {}
         self._hungry: dict[bytes, None] = {}  # refs of fetches that wait for memory, and perhaps some that did
@@ -102,7 +111,7 @@ class Fetching:
 
     def put_here(self, holding: Holding) -> None:
         """What was wanted has been put on this very node."""
-        fetch = self.fetches.pop((holding.ref, NO_SLOT), None)
+        fetch = self._take_fetch(holding.ref)
         if fetch is not None:
             self._forget_request(fetch)
             self._drop_partial(fetch)
@@ -121,35 +130,46 @@ class Fetching:
         received = f"{fetch.sink.watermark} of {fetch.sink.size} bytes have come"
         if fetch.placement is None:
             return f"{received} and no node can send the rest now"
+        if isinstance(fetch.placement, Assemble):
+            return f"it is put together from {len(fetch.placement.stripes)} stripes, and not all of them have come"
         return f"{received}, the rest is to come from {label(fetch.placement.sender)}"
 
     # --- from the directory ------------------------------------------------------------------------------------
 
     def place(self, placement: Place) -> None:
         version = placement.version
-        fetch = self.fetches.get((version.ref, placement.into))
         if placement.into:
+            fetch = self.fetches.get((version.ref, placement.into))
             if fetch is not None and isinstance(fetch.sink, Input) and fetch.sink.version == version:
-                self._take(fetch, placement)
+                self.take(fetch, placement)
             return  # else the slot is over, and the directory knows
         existing = self._memory.get(version)
         if existing is not None and existing.phase is Phase.COMPLETE:
             self._context.tell_directory(Completed(version))
             return
-        if existing is not None and existing.phase in (Phase.PRODUCING, Phase.REDUCING):
+        if self._memory.is_made(version):
             return  # nobody is sent what it makes itself
-        if placement.number <= (fetch.number if fetch is not None else 0):
+        if placement.number <= self.newest_number(version.ref):
             return
-        if fetch is None:
-            fetch = self.fetches[version.ref, NO_SLOT] = Fetch(version.ref)
-        if fetch.sink is not None and fetch.sink.version != version:
-            self._drop_partial(fetch)
-        self._take(fetch, placement)
+        getting = self.fetch_for_store(version.ref)
+        if (getting.sink is not None and getting.sink.version != version) or getting.ref in self.assembling.assemblies:
+            self.let_go(getting)
+        self.take(getting, placement)
 
-    def _take(self, fetch: Fetch, placement: Place) -> None:
+    def take(self, fetch: Fetch, placement: Place | Assemble) -> None:
         """The newest placement wins; the stream of an older one is closed first."""
         if placement.number <= fetch.number:
             return
+        self._forget_request(fetch)
+        self.note_placement(fetch, placement)
+        if fetch.incoming is not None:
+            self._close(fetch.incoming)
+        elif fetch.sink is not None:
+            self._open(fetch)
+        elif fetch.whole is None:  # else the memory is the target's, and was asked for
+            self._reserve(fetch, placement)
+
+    def note_placement(self, fetch: Fetch, placement: Place | Assemble) -> None:
         fetch.number = placement.number
         fetch.placement = placement
         fetch.version = placement.version
@@ -159,13 +179,6 @@ class Fetching:
             fetch.sink.sealed = placement.sealed
         fetch.halt = None
         fetch.hungry_for = None
-        self._forget_request(fetch)
-        if fetch.incoming is not None:
-            self._close(fetch.incoming)
-        elif fetch.sink is not None:
-            self._open(fetch)
-        else:
-            self._reserve(fetch, placement)
 
     def halt(self, halt: Halt) -> None:
         fetch = self.fetches.get((halt.version.ref, halt.into))
@@ -182,7 +195,7 @@ class Fetching:
         if inline.into:
             self._supply(inline)
             return
-        fetch = self.fetches.pop((inline.version.ref, NO_SLOT), None)
+        fetch = self._take_fetch(inline.version.ref)
         if fetch is None:
             return
         self._forget_request(fetch)
@@ -203,7 +216,7 @@ class Fetching:
             self._complete(fetch, sink)
 
     def failed(self, ref: bytes, failure: Failure) -> None:
-        fetch = self.fetches.pop((ref, NO_SLOT), None)
+        fetch = self._take_fetch(ref)
         if fetch is None:
             return
         self._forget_request(fetch)
@@ -213,6 +226,7 @@ class Fetching:
 
     def dropped(self, version: Version) -> None:
         """The version is over. Whoever still waits for the ref wants the next one; slots are told what they need."""
+        self.assembling.dropped(version)
         fetch = self._of_store(version.ref)
         if fetch is None or fetch.version != version:
             return
@@ -266,7 +280,9 @@ class Fetching:
     def make_instead(self, version: Version) -> None:
         """This node is to make what it was getting: its gets will find it here."""
         fetch = self._of_store(version.ref)
-        if fetch is not None:
+        if fetch is not None and fetch.whole is not None:
+            self.assembling.fail(fetch.whole)
+        elif fetch is not None:
             self._forget_request(fetch)
             self._drop_partial(fetch)
             fetch.placement = fetch.halt = fetch.hungry_for = fetch.version = None
@@ -342,6 +358,8 @@ class Fetching:
 
     def new_life(self) -> None:
         """The directory has forgotten us: what we were receiving is placed anew, from where it stands."""
+        for target in list(self.assembling.assemblies):
+            self.let_go(self.fetches[target, NO_SLOT])
         for fetch in list(self.fetches.values()):
             self._forget_request(fetch)
             fetch.placement = fetch.halt = None
@@ -352,8 +370,8 @@ class Fetching:
     def announce(self) -> tuple[tuple[Partial, ...], tuple[bytes, ...]]:
         partials, wants = [], []
         for fetch in list(self.fetches.values()):
-            if self._awaits_seal(fetch):
-                continue  # announced as a copy
+            if self._awaits_seal(fetch) or (fetch.whole is not None and fetch.sink is None):
+                continue  # announced as a copy, or with the target
             if fetch.sink is not None and fetch.sink.version is not None:
                 partials.append(_partial(fetch, fetch.sink, fetch.sink.version))
             elif fetch.getters and fetch.hungry_for is None:
@@ -384,7 +402,7 @@ class Fetching:
             else:
                 del self._hungry[ref]
 
-    def _reserve(self, fetch: Fetch, placement: Place) -> None:
+    def _reserve(self, fetch: Fetch, placement: Place | Assemble) -> None:
         fetch.request = Request(
             placement.size,
             patient=False,
@@ -393,7 +411,7 @@ class Fetching:
         )
         self._memory.request(fetch.request)
 
-    def _granted(self, fetch: Fetch, placement: Place) -> None:
+    def _granted(self, fetch: Fetch, placement: Place | Assemble) -> None:
         fetch.request = None
         holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
         holding.sealed = placement.version == fetch.sealed
@@ -403,8 +421,9 @@ class Fetching:
         self._serving.arrived(holding)
         self._open(fetch)
 
-    def _denied(self, fetch: Fetch, placement: Place) -> None:
+    def _denied(self, fetch: Fetch, placement: Place | Assemble) -> None:
         fetch.request = None
+        self.assembling.end(fetch.ref)
         fetch.placement = fetch.version = None
         fetch.hungry_for = placement.size
         self._hungry[fetch.ref] = None
@@ -426,6 +445,9 @@ class Fetching:
         placement, sink = fetch.placement, fetch.sink
         assert placement is not None
         assert sink is not None
+        if isinstance(placement, Assemble):
+            self.assembling.open(fetch)
+            return
         if sink.watermark == sink.size:
             self._complete(fetch, sink)
             return
@@ -449,7 +471,12 @@ class Fetching:
         self._context.tell_peer(
             placement.sender,
             StreamRequest(
-                stream, placement.version, sink.watermark, placement.granule, placement.rate, bool(fetch.into)
+                stream,
+                placement.version,
+                sink.watermark,
+                placement.granule,
+                placement.rate,
+                for_slot=bool(fetch.into or fetch.whole),
             ),
         )
 
@@ -485,13 +512,15 @@ class Fetching:
             for call in self._take_getters(fetch):
                 self._memory.give_out(holding, call)
         self._memory.release(holding)
+        if fetch.whole is not None:
+            self.assembling.arrived(fetch.whole, fetch.ref)
 
     def _report_halt(self, fetch: Fetch) -> None:
         placement, fetch.placement, fetch.halt = fetch.placement, None, None
         assert placement is not None
         self._forget_request(fetch)
         watermark = fetch.sink.watermark if fetch.sink is not None else 0
-        wanted = bool(fetch.getters or fetch.into)
+        wanted = fetch.wanted()
         self._context.tell_directory(Halted(placement.version, placement.number, watermark, wanted, fetch.into))
         if not wanted:
             self._abandon(fetch)
@@ -499,7 +528,7 @@ class Fetching:
     def _report_failure(self, fetch: Fetch, incoming: Incoming, fault: StreamFault) -> None:
         placement, fetch.placement = incoming.placement, None
         self._context.tell(fetch.ref, "{} from {}: {}", placement.version, label(placement.sender), fault.value)
-        wanted = bool(fetch.getters or fetch.into)
+        wanted = fetch.wanted()
         self._context.tell_directory(
             StreamFailed(
                 placement.version,
@@ -521,6 +550,7 @@ class Fetching:
 
     def _drop_partial(self, fetch: Fetch) -> None:
         """Let go of an object that was being received."""
+        self.assembling.end(fetch.ref)
         sink, fetch.sink = fetch.sink, None
         if fetch.incoming is not None:
             self._close(fetch.incoming)
@@ -528,6 +558,61 @@ class Fetching:
         if isinstance(sink, Holding):
             self._serving.gone(sink)
             self._memory.doom(sink)
+
+    # --- for targets in stripes --------------------------------------------------------------------------------
+
+    def fetch_for_store(self, ref: bytes) -> Fetch:
+        return self.fetches.setdefault((ref, NO_SLOT), Fetch(ref))
+
+    def newest_number(self, ref: bytes) -> int:
+        fetch = self._of_store(ref)
+        return fetch.number if fetch is not None else 0
+
+    def is_stripe(self, ref: bytes) -> bool:
+        fetch = self._of_store(ref)
+        return fetch is not None and fetch.whole is not None
+
+    def may_be_stripe(self, ref: bytes, whole: bytes) -> bool:
+        """Whether nobody gets the ref, but perhaps as a stripe of the same target."""
+        fetch = self._of_store(ref)
+        return fetch is None or (not fetch.getters and fetch.whole in (None, whole) and fetch.hungry_for is None)
+
+    def fetch_stripe(self, ref: bytes, whole: bytes) -> None:
+        """A stripe will be placed; what was got under its ref before is of no use."""
+        if (old := self._of_store(ref)) is not None:
+            self.let_go(old)
+        self.fetches[ref, NO_SLOT] = Fetch(ref, whole=whole)
+
+    def forget_stripe(self, ref: bytes, whole: bytes) -> None:
+        fetch = self._of_store(ref)
+        if fetch is not None and fetch.whole == whole:
+            del self.fetches[ref, NO_SLOT]
+            self._drop_partial(fetch)
+
+    def open_if_placed(self, ref: bytes) -> None:
+        fetch = self._of_store(ref)
+        if fetch is not None and fetch.placement is not None:
+            self._open(fetch)
+
+    def assembled(self, target: bytes) -> None:
+        """The last stripe of a target is in."""
+        fetch = self.fetches[target, NO_SLOT]
+        assert isinstance(fetch.sink, Holding)
+        fetch.sink.watermark = fetch.sink.size
+        self._complete_copy(fetch, fetch.sink)
+
+    def let_go(self, fetch: Fetch) -> None:
+        self._forget_request(fetch)
+        self._drop_partial(fetch)
+
+    # --- small things ------------------------------------------------------------------------------------------
+
+    def _take_fetch(self, ref: bytes) -> Fetch | None:
+        """Its fetch ends. Of a stripe, so does what was put together from it."""
+        fetch = self._of_store(ref)
+        if fetch is not None and fetch.whole is not None:
+            self.assembling.fail(fetch.whole)
+        return self.fetches.pop((ref, NO_SLOT), None)
 
     def _of_store(self, ref: bytes) -> Fetch | None:
         return self.fetches.get((ref, NO_SLOT))
@@ -545,6 +630,7 @@ class Fetching:
         if fetch.request is not None:
             self._memory.withdraw(fetch.request)
             fetch.request = None
+            self.assembling.end(fetch.ref)  # which had no memory yet
 
 
 def _partial(fetch: Fetch, sink: Holding | Input, version: Version) -> Partial:
@@ -552,11 +638,19 @@ def _partial(fetch: Fetch, sink: Holding | Input, version: Version) -> Partial:
     sealed = sink.sealed if isinstance(sink, Holding) else placement is not None and placement.sealed
     origin = sink.origin if isinstance(sink, Holding) else placement.origin if placement is not None else None
     partial = Partial(
-        version, sink.size, sink.owner.layout, sink.watermark, sealed=sealed, origin=origin, into=fetch.into
+        version,
+        sink.size,
+        sink.owner.layout,
+        sink.watermark,
+        number=placement.number if placement is not None else 0,
+        sealed=sealed,
+        origin=origin,
+        into=fetch.into,
+        piece=fetch.whole is not None or isinstance(placement, Assemble),
     )
-    if placement is None:
+    if not isinstance(placement, Place):
         return partial
-    return replace(partial, number=placement.number, sender=placement.sender, rate=placement.rate)
+    return replace(partial, sender=placement.sender, rate=placement.rate)
 
 
 def store_full(ref: bytes, size: int, memory: Memory) -> Failure:

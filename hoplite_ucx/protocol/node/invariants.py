@@ -7,6 +7,7 @@ freed under a stream. The cost is linear in what the node holds.
 from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.ids import NO_SLOT, CallId, StreamId, Version, label, short
+from hoplite_ucx.protocol.messages import Place
 from hoplite_ucx.protocol.node.calls import Calls, PendingPut, PendingWait
 from hoplite_ucx.protocol.node.fetching import Fetch, Fetching
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase
@@ -32,6 +33,8 @@ def check_node(state: "NodeState") -> None:
             _check_feeding(name, fetch, state)
         else:
             _check_getting(name, fetch)
+    for ref in state.fetching.assembling.assemblies:
+        _check_assembly(name, ref, state)
     for ref, slot in state.reducing.slots.items():
         _check_slot(name, ref, slot, state)
     _check_getters(name, state.fetching)
@@ -50,7 +53,7 @@ def _what(name: str, holding: Holding) -> str:
 
 
 def _check_room(name: str, memory: Memory) -> None:
-    used = sum([h.size for h in memory.segments.values()])
+    used = sum([h.size for h in memory.segments.values() if h.parent is None])
     assert memory.used == used, f"{name}: {memory.used} bytes are accounted for, segments have {used}"
     assert used <= memory.limit, f"{name}: {used} bytes are over the limit of {memory.limit}"
 
@@ -74,6 +77,7 @@ def _check_holdings(name: str, state: "NodeState") -> None:
     memory, joined = state.memory, state._context.joined
     serves = _count_serves(state.serving)
     uses = _count_uses(state)
+    windows = _count_windows(memory)
     owners = _owners(state)
     for segment, holding in memory.segments.items():
         phase, receive = holding.phase, holding.receive
@@ -82,6 +86,10 @@ def _check_holdings(name: str, state: "NodeState") -> None:
         assert holding.watermark <= holding.size, f"{_what(name, holding)} is at {holding.watermark}"
         assert holding.serves == serves.get(segment, 0), f"{_what(name, holding)} miscounts who reads it"
         assert holding.uses == uses.get(segment, 0), f"{_what(name, holding)} miscounts the slots that combine it"
+        assert holding.windows == windows.get(segment, 0), f"{_what(name, holding)} miscounts its windows"
+        if holding.parent is not None:
+            kept = memory.segments.get(holding.parent.segment) is holding.parent
+            assert kept, f"{_what(name, holding)} is a window of what was freed"
         sinks: list[Holding | Input] = [holding, *holding.inputs]
         for sink in sinks:
             _check_sink(name, sink, holding, state.fetching)
@@ -123,7 +131,18 @@ def _count_uses(state: "NodeState") -> dict[int, int]:
     for slot in state.reducing.slots.values():
         for holding in slot.used:
             uses[holding.segment] = uses.get(holding.segment, 0) + 1
+    for assembly in state.fetching.assembling.assemblies.values():
+        for copying in assembly.copying.values():
+            uses[copying.made.segment] = uses.get(copying.made.segment, 0) + 1
     return uses
+
+
+def _count_windows(memory: Memory) -> dict[int, int]:
+    windows: dict[int, int] = {}
+    for holding in memory.segments.values():
+        if holding.parent is not None:
+            windows[holding.parent.segment] = windows.get(holding.parent.segment, 0) + 1
+    return windows
 
 
 def _count_serves(serving: Serving) -> dict[int, int]:
@@ -142,6 +161,8 @@ def _owners(state: "NodeState") -> dict[int, Phase]:
     for slot in state.reducing.slots.values():
         if slot.holding is not None:
             owners[slot.holding.segment] = Phase.REDUCING
+    for assembly in state.fetching.assembling.assemblies.values():
+        owners |= dict.fromkeys(assembly.copying, Phase.RECEIVING)
     for put in state.calls.puts.values():
         if put.holding is not None:
             owners[put.holding.segment] = Phase.PRODUCING
@@ -231,8 +252,11 @@ def _check_fetch(name: str, fetch: Fetch, state: "NodeState") -> None:
             assert sink.version == placement.version, f"{what}: placed for another version than it holds"
     if placement is not None:
         assert placement.number == fetch.number, f"{what}: placed by {placement.number}, the newest is {fetch.number}"
-        assert placement.into == fetch.into, f"{what}: placed for another slot"
-        assert incoming is not None or request is not None, f"{what}: placed, but nothing runs"
+        if isinstance(placement, Place):
+            assert placement.into == fetch.into, f"{what}: placed for another slot"
+        assembled = fetch.ref in state.fetching.assembling.assemblies or (fetch.whole is not None and sink is None)
+        runs = incoming is not None or request is not None or assembled
+        assert runs, f"{what}: placed, but nothing runs"
     if request is not None:
         assert request in state.memory._requests, f"{what}: its request for memory was lost"
         assert placement is not None, f"{what}: asks for memory without a placement"
@@ -243,7 +267,7 @@ def _check_fetch(name: str, fetch: Fetch, state: "NodeState") -> None:
         assert placement is None, f"{what}: placed, and yet it waits for memory"
         assert sink is None, f"{what}: holds memory, and yet it waits for it"
         assert fetch.getters, f"{what}: waits for memory for nobody"
-    alive = fetch.getters or placement or sink or incoming or not state._context.joined
+    alive = fetch.getters or fetch.whole or placement or sink or incoming or not state._context.joined
     assert alive, f"{what}: nobody waits, nothing runs"
 
 
@@ -257,6 +281,31 @@ def _check_getting(name: str, fetch: Fetch) -> None:
     assert not sink.sealed, f"{what}: complete and decided, and yet it goes on"
     assert fetch.placement is None, f"{what}: complete, and yet it is placed"
     assert fetch.incoming is None, f"{what}: complete, and yet it receives"
+
+
+def _check_assembly(name: str, ref: bytes, state: "NodeState") -> None:
+    """What is put together has a fetch and, once it has memory, a window for every stripe, which someone fills."""
+    what, assembly = f"{name}: {short(ref)} in stripes", state.fetching.assembling.assemblies[ref]
+    fetch = state.fetching.fetches.get((ref, NO_SLOT))
+    assert fetch is not None, f"{what}: nobody fetches it"
+    assert fetch.placement is assembly.message, f"{what}: placed in another way"
+    assert fetch.incoming is None, f"{what}: something streams over it"
+    assert assembly.left, f"{what}: all of it has come, and it is not complete"
+    copied = {copying.ref for copying in assembly.copying.values()}
+    for stripe in assembly.message.stripes:
+        piece = state.fetching.fetches.get((stripe.version.ref, NO_SLOT))
+        if fetch.sink is None:
+            continue
+        if stripe.version.ref not in assembly.left or stripe.version.ref in copied:
+            assert piece is None or piece.whole != ref, f"{what}: {stripe.version} has come, and is fetched"
+            continue
+        assert piece is not None, f"{what}: nobody fetches {stripe.version}"
+        window = piece.sink
+        assert piece.whole == ref, f"{what}: {stripe.version} is fetched for another"
+        assert isinstance(window, Holding), f"{what}: {stripe.version} has no window"
+        assert window.parent is fetch.sink, f"{what}: {stripe.version} fills another's window"
+        assert window.version == stripe.version, f"{what}: {stripe.version} comes as {window.version}"
+        assert window.size == stripe.size, f"{what}: {stripe.version} has another size"
 
 
 def _check_feeding(name: str, fetch: Fetch, state: "NodeState") -> None:
@@ -277,7 +326,7 @@ def _check_slot(name: str, ref: bytes, slot: Slot, state: "NodeState") -> None:
     assert version.ref == ref, f"{what} is filed as {short(ref)}"
     for used in slot.used:
         assert state.memory.segments.get(used.segment) is used, f"{what} combines a freed segment"
-        assert used.version in slot.bind.parts, f"{what} combines {used.version}, no part of it"
+        assert _source_of(used) in slot.bind.parts, f"{what} combines {used.version}, no part of it"
     if holding is None:
         assert slot.request is not None, f"{what} has no memory and asks for none"
         assert slot.request in state.memory._requests, f"{what}: its request for memory was lost"
@@ -288,7 +337,7 @@ def _check_slot(name: str, ref: bytes, slot: Slot, state: "NodeState") -> None:
     assert not holding.sealed, f"{what}: decided, and yet it goes on"
     assert holding.phase in (Phase.REDUCING, Phase.COMPLETE), f"{what}: its holding is {holding.phase.value}"
     assert holding.receive is None, f"{what}: something streams over it"
-    parts = [used.version for used in slot.used] + [sink.version for sink in holding.inputs]
+    parts = [_source_of(used) for used in slot.used] + [sink.version for sink in holding.inputs]
     assert sorted(slot.bind.parts) == sorted(filter(None, parts)), f"{what}: its parts are not what was bound"
     for sink in holding.inputs:
         assert slot.bind.parts[sink.part] == sink.version, f"{what}: {sink.version} is not part {sink.part}"
@@ -298,6 +347,11 @@ def _check_slot(name: str, ref: bytes, slot: Slot, state: "NodeState") -> None:
         assert fed or sink.watermark == sink.size, f"{what}: nobody fetches {sink.version}"
         if holding.phase is Phase.COMPLETE:
             assert sink.watermark == sink.size, f"{what}: complete, with {sink.version} at {sink.watermark}"
+
+
+def _source_of(used: Holding) -> Version | None:
+    """What a slot combines; a piece of a source has no version of its own."""
+    return used.parent.version if used.version is None and used.parent is not None else used.version
 
 
 def _check_getters(name: str, fetching: Fetching) -> None:

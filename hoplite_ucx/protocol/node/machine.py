@@ -13,6 +13,7 @@ from hoplite_ucx.protocol.events import (
     CancelCall,
     Combined,
     CombinedBytes,
+    CombineFailed,
     ConnectDirectory,
     ContributorsCall,
     DeleteCall,
@@ -38,6 +39,7 @@ from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, label, next_life
 from hoplite_ucx.protocol.messages import (
     PROTOCOL,
     Alive,
+    Assemble,
     Bind,
     CombineInline,
     Contributors,
@@ -146,8 +148,11 @@ class NodeState:
                 self.calls.cancel(call)
             case Combined(segment):
                 self.reducing.combined(segment)
+                self.fetching.assembling.copied(segment)
             case CombinedBytes(version, data):
                 self.reducing.combined_inline(version, data)
+            case CombineFailed(what, failure):
+                self.reducing.failed(what, failure)
             case Unpin(call):
                 self.memory.unpin(call)
             case PeerLost(peer):
@@ -198,7 +203,7 @@ class NodeState:
                 profile.streams_out,
                 self._members,
                 copies=tuple(
-                    Copy(version, holding.size, holding.layout, holding.sealed, holding.origin)
+                    Copy(version, holding.size, holding.layout, holding.sealed, holding.origin, holding.piece)
                     for version, holding in self.memory.holdings.items()
                     if holding.phase is Phase.COMPLETE
                 ),
@@ -293,6 +298,8 @@ class NodeState:
                 self._members = members
             case Place():
                 self.fetching.place(message)
+            case Assemble():
+                self.fetching.assembling.assemble(message)
             case Inline():
                 self.fetching.inline(message)
             case PutAccepted():

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hoplite_ucx.protocol.events import Allocate, Free, Got
+from hoplite_ucx.protocol.events import Allocate, Free, Got, Window
 from hoplite_ucx.protocol.ids import CallId, StreamId, Version
 from hoplite_ucx.protocol.messages import Evict, Eviction, Origin
 from hoplite_ucx.protocol.node.context import Context
@@ -49,10 +49,16 @@ class Holding:
     """Slots of this node that combine it."""
     inputs: list["Input"] = field(default_factory=list)
     """What streams into it, if it is a slot's."""
+    parent: "Holding | None" = None
+    """Of a window: the holding whose bytes it shares. It takes no memory of its own."""
+    windows: int = 0
+    """How many share its bytes."""
     sealed: bool = True
     """Whether users may have it."""
     origin: Origin | None = None
     """Of a decided target: how it came about, in case a new directory must be told."""
+    piece: bool = False
+    """It is of a stripe."""
     doomed: bool = False
     evicting: bool = False
     kept: Eviction | None = None
@@ -60,7 +66,7 @@ class Holding:
 
     def in_use(self) -> bool:
         streams = self.receive is not None or any(i.receive is not None for i in self.inputs)
-        return bool(self.pins or self.serves or self.writing or self.uses) or streams
+        return bool(self.pins or self.serves or self.writing or self.uses or self.windows) or streams
 
     @property
     def owner(self) -> "Holding":
@@ -118,6 +124,11 @@ class Memory:
     def get(self, version: Version) -> Holding | None:
         return self.holdings.get(version)
 
+    def is_made(self, version: Version) -> bool:
+        """Whether the version is put or combined here, and not received."""
+        holding = self.holdings.get(version)
+        return holding is not None and holding.phase in (Phase.PRODUCING, Phase.REDUCING)
+
     def complete_copy(self, ref: bytes) -> Holding | None:
         """A copy of the ref that a get may return."""
         return next(
@@ -129,7 +140,7 @@ class Memory:
         return any(h.version is not None and h.version > version for h in self._of_ref(version.ref))
 
     def largest(self, count: int = 3) -> list[Holding]:
-        return sorted(self.segments.values(), key=lambda h: -h.size)[:count]
+        return sorted((h for h in self.segments.values() if h.parent is None), key=lambda h: -h.size)[:count]
 
     # --- room --------------------------------------------------------------------------------------------------
 
@@ -189,7 +200,9 @@ class Memory:
         return [
             h
             for h in self.holdings.values()
-            if h.phase is Phase.COMPLETE and h.sealed and not (h.in_use() or h.doomed or h.evicting or h.kept)
+            if h.phase is Phase.COMPLETE
+            and h.sealed
+            and not (h.in_use() or h.doomed or h.evicting or h.kept or h.parent is not None)
         ]
 
     def evict_answered(self, version: Version, answer: Eviction) -> None:
@@ -226,6 +239,17 @@ class Memory:
         self.used += size
         self._context.emit(Allocate(holding.segment, size))
         return holding
+
+    def window(self, parent: Holding, offset: int, size: int, phase: Phase, ref: bytes) -> Holding:
+        """A piece of another holding, as a holding of its own; the other stays while it does."""
+        self._next_segment += 1
+        window = Holding(ref, size, parent.layout, self._next_segment, phase, parent=parent, used_at=self._context.now)
+        window.sealed = False
+        window.piece = True
+        parent.windows += 1
+        self.segments[window.segment] = window
+        self._context.emit(Window(window.segment, parent.segment, offset, size))
+        return window
 
     def name(self, holding: Holding, version: Version) -> None:
         holding.version = version
@@ -272,8 +296,12 @@ class Memory:
         """Something let go of the holding."""
         if holding.doomed and not holding.in_use() and holding.segment in self.segments:
             del self.segments[holding.segment]
-            self.used -= holding.size
             self._context.emit(Free(holding.segment))
+            if holding.parent is None:
+                self.used -= holding.size
+            else:
+                holding.parent.windows -= 1
+                self.release(holding.parent)
         if holding.kept is Eviction.IN_USE and not holding.serves:
             holding.kept = None
         self.review()

@@ -7,10 +7,12 @@ slot, drops it when its parts change, and seals what became of it.
 
 from dataclasses import dataclass, field
 
+from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import Combine, CombineBytes, Fill
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import (
     BIND_ALIGNMENT,
+    MAX_TEXT,
     Bind,
     Bound,
     CombinedInline,
@@ -19,6 +21,7 @@ from hoplite_ucx.protocol.messages import (
     Declined,
     Origin,
     SlotReport,
+    Unfit,
 )
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
@@ -81,9 +84,13 @@ class Reducing:
     def _granted(self, slot: Slot) -> None:
         bind = slot.bind
         slot.request = None
+        if bind.offset is not None and not self._has_source(bind, bind.offset):
+            self._denied(slot)
+            return
         self._fetching.make_instead(bind.version)
         holding = self._memory.allocate(bind.version.ref, bind.size, bind.layout, Phase.REDUCING)
         holding.sealed = False
+        holding.piece = bind.offset is not None
         holding.start = holding.watermark = bind.start
         self._memory.name(holding, bind.version)
         self._combine(slot, holding)
@@ -97,6 +104,9 @@ class Reducing:
         for index, version in enumerate(bind.parts):
             here = self._memory.get(version)
             if here is not None and here.phase in (Phase.COMPLETE, Phase.REDUCING) and here.start <= bind.start:
+                if bind.offset is not None and index == 0:
+                    here = self._memory.window(here, bind.offset, bind.size, Phase.COMPLETE, version.ref)
+                    here.watermark = here.size
                 here.uses += 1
                 slot.used.append(here)
                 parts.append(here.segment)
@@ -110,12 +120,18 @@ class Reducing:
         self._context.tell(
             bind.version.ref, "combines {} parts, {} from elsewhere, from {} on", len(parts), len(missing), bind.start
         )
-        self._context.emit(Combine(holding.segment, bind.size, bind.layout, bind.op, tuple(parts), bind.start))
+        form = (bind.size, bind.layout, bind.op)
+        self._context.emit(Combine(holding.segment, *form, tuple(parts), bind.start, bind.offset or 0, bind.divisor))
         for sink in holding.inputs:
             if sink.size:
                 self._fetching.feed(sink, bind.version.ref)
         self._context.tell_directory(Bound(bind.version, bind.number, tuple(missing)))
         self._serving.arrived(holding)
+
+    def _has_source(self, bind: Bind, offset: int) -> bool:
+        """Whether the source of which a stripe takes a piece is here: it is not sent."""
+        source = self._memory.get(bind.parts[0])
+        return source is not None and source.phase is Phase.COMPLETE and offset + bind.size <= source.size
 
     def _denied(self, slot: Slot) -> None:
         del self.slots[slot.bind.version.ref]
@@ -132,6 +148,22 @@ class Reducing:
                 holding.phase = Phase.COMPLETE
                 self._context.tell(slot.bind.version.ref, "{} is complete", slot.bind.version)
                 self._context.tell_directory(Completed(slot.bind.version))
+
+    def failed(self, what: int | Version, failure: Failure) -> None:
+        """The parts cannot be combined so. We let go of them before we say it: if the word is lost with the session,
+        the next `Join` shows that nobody combines them, and whoever is asked then says it again."""
+        if isinstance(what, Version):
+            if self._inline.pop(what, None) is not None:
+                self._tell_unfit(what, failure)
+            return
+        for slot in list(self.slots.values()):
+            if slot.holding is not None and slot.holding.segment == what:
+                self._end(slot)
+                self._tell_unfit(slot.bind.version, failure)
+
+    def _tell_unfit(self, version: Version, failure: Failure) -> None:
+        self._context.tell(version.ref, "cannot be combined: {}", failure.detail)
+        self._context.tell_directory(Unfit(version, failure.detail[:MAX_TEXT], failure.remedy[:MAX_TEXT]))
 
     def dropped(self, version: Version) -> None:
         self._inline.pop(version, None)
@@ -152,7 +184,8 @@ class Reducing:
 
     def combine_inline(self, message: CombineInline) -> None:
         self._inline[message.version] = message
-        self._context.emit(CombineBytes(message.version, message.layout, message.op, message.parts))
+        form = (message.layout, message.op)
+        self._context.emit(CombineBytes(message.version, *form, message.parts, message.divisor))
 
     def combined_inline(self, version: Version, data: bytes) -> None:
         """The result lives in the directory; like the bytes of a small put it is kept here too, if there is room."""
@@ -207,7 +240,10 @@ class Reducing:
         used, slot.used = slot.used, []
         for holding in used:
             holding.uses -= 1
-            self._memory.release(holding)
+            if holding.parent is not None and holding.version is None:
+                self._memory.doom(holding)  # a piece of a source, cut for this slot
+            else:
+                self._memory.release(holding)
 
 
 def _undecided(output: Holding, used: list[Holding]) -> tuple[Version, ...]:

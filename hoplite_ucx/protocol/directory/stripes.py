@@ -1,0 +1,113 @@
+"""Targets that everybody gets, made in stripes: pieces of the result, each combined and spread as an object of its own.
+
+A reduction in one chain sends every byte over every link twice, once to combine it and once to spread it. Cut into as
+many stripes as there are sources, each with a chain of its own, and the chains being rotations of one ring, every host
+is the root of one stripe and the end of another, and a link carries only 2(n-1)/n of the bytes.
+
+The reduction owns the selection of sources, the slots of all stripes and the seal; its root is a slot that *gathers*:
+its parts are the stripes, and it has no host, since everyone who gets the target puts it together for himself. Here is
+how that is done: who waits for the target is told to assemble it, and becomes a receiver of every stripe, in the order
+of the ring. Rules kept:
+- Who assembles counts as a receiver of the target that might turn out to have it all, until it says otherwise.
+- Stripes outlive the seal as ordinary objects, while someone still assembles from them. If one is lost then, they all
+  end: whoever has not finished reports that, and gets the target whole from one who has.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from hoplite_ucx.protocol.directory.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.messages import BIND_ALIGNMENT, Drop, Sealed, Stripe
+
+if TYPE_CHECKING:
+    from hoplite_ucx.protocol.directory.objects import Objects, Record
+
+
+def cuts(size: int, count: int) -> list[tuple[int, int]]:
+    """The offset and size of each stripe, as equal as alignment lets them be; none of them is empty."""
+    units = -(-size // BIND_ALIGNMENT)
+    count = min(count, units)
+    edges = [min(size, index * units // count * BIND_ALIGNMENT) for index in range(count + 1)]
+    return [(low, high - low) for low, high in pairwise(edges)]
+
+
+def assemble(objects: Objects, record: Record) -> None:
+    """Let those who wait for a striped target put it together: each is sent all stripes that it does not make."""
+    target = record.broadcast
+    members = target.assemble() if target is not None else []
+    if target is None or not members:
+        return
+    trees = [_tree_of(objects, stripe) for stripe in target.stripes]
+    seats = {node: seat for seat, tree in enumerate(trees) for node in _roots_of(tree)}
+    for seat, tree in enumerate(trees):
+        output = objects.records[tree.version.ref]
+        distance = {node: (other - seat) % len(trees) for node, other in seats.items()}
+        for member in sorted(members, key=lambda member: distance.get(member.node, len(trees))):
+            if tree.producer != member.node and member.node not in tree.copies:
+                objects.involve(output, member)
+                tree.want(member)
+        objects.place(output)
+
+
+def leave(objects: Objects, target: Broadcast, member: Member, number: int) -> None:
+    """The node assembles the target no more: what it had of the stripes, unless it makes them, is gone."""
+    if not target.is_assembling(member.node) or target.receivers[member.node].number != number:
+        return
+    for stripe in target.stripes:
+        output = objects.records[stripe.version.ref]
+        tree = _tree_of(objects, stripe)
+        makes_it = output.slot is not None and output.slot.host is member
+        if not makes_it and (member.node in tree.copies or member.node in tree.receivers):
+            tree.remove(member.node)
+            objects.world.send(member.node, Drop(stripe.version))
+            objects.look_at(output.ref)
+
+
+def outlive(objects: Objects, record: Record) -> list[bytes]:
+    """The target is decided. If someone still assembles it, its stripes become objects like any other, and are
+    returned; else they go with the reduction."""
+    target = record.broadcast
+    assert target is not None
+    refs = [stripe.version.ref for stripe in target.stripes]
+    if not target.has_assemblers() or not all(objects.has_copy(ref) for ref in refs):
+        target.stripes = ()
+        return []
+    for stripe in target.stripes:
+        output, tree = objects.records[stripe.version.ref], _tree_of(objects, stripe)
+        output.reduction = output.slot = None
+        output.stripe_of = record.ref
+        output.decided = stripe.version
+        tree.sealed = True
+        for node in tree.nodes():
+            objects.world.send(node, Sealed(stripe.version))
+    return refs
+
+
+def end_if_unused(objects: Objects, record: Record) -> None:
+    """Stripes that outlived the seal go when nobody assembles from them any more."""
+    target = record.broadcast
+    if target is not None and target.stripes and record.reduction is None and not target.has_assemblers():
+        end(objects, target)
+
+
+def end(objects: Objects, target: Broadcast) -> None:
+    """The stripes of a decided target are over. Who still assembles from them is told, and reports to the target."""
+    stripes, target.stripes = target.stripes, ()
+    for stripe in stripes:
+        output = objects.records[stripe.version.ref]
+        objects.reset(output)
+        output.stripe_of = output.decided = None
+        objects.look_at(output.ref)
+
+
+def _tree_of(objects: Objects, stripe: Stripe) -> Broadcast:
+    tree = objects.records[stripe.version.ref].broadcast
+    assert tree is not None
+    return tree
+
+
+def _roots_of(tree: Broadcast) -> list[int]:
+    return [*tree.copies, *([] if tree.producer is None else [tree.producer])]

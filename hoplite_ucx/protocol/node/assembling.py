@@ -1,0 +1,169 @@
+"""Targets that come in stripes: one segment, filled through windows, each of them an object that is got like any other.
+
+Memory for the whole target is taken before anything of it is accepted. Then every stripe has a *window*, a holding that
+shares its piece of the segment: streams fill it, others may pull from it, and all repairs are those of the stripe. A
+stripe that is made on this very node is copied into its window as it grows. When all windows are full, the target is
+complete; windows stay as copies of their stripes until these are over.
+
+If a stripe is over before that, the assembly is: it is reported like a failed stream of the target, and the directory
+says how it goes on. Nothing of a segment is used again for another attempt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hoplite_ucx.protocol.events import Duplicate
+from hoplite_ucx.protocol.ids import NO_SLOT, Version
+from hoplite_ucx.protocol.messages import Assemble, Completed, StreamFailed, StreamFault
+from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
+from hoplite_ucx.protocol.node.serving import Serving
+
+if TYPE_CHECKING:
+    from hoplite_ucx.protocol.node.fetching import Fetch, Fetching
+
+
+@dataclass(slots=True, eq=False)
+class Copying:
+    """A stripe that is made here, on its way into its window."""
+
+    ref: bytes
+    window: Holding
+    made: Holding
+
+
+@dataclass(slots=True, eq=False)
+class Assembly:
+    message: Assemble
+    left: dict[bytes, None]
+    """Stripes that are not complete here."""
+    copying: dict[int, Copying] = field(default_factory=dict)  # by the window's segment
+
+    def has(self, version: Version) -> bool:
+        return any(stripe.version == version for stripe in self.message.stripes)
+
+
+class Assembling:
+    def __init__(self, context: Context, memory: Memory, serving: Serving, fetching: Fetching) -> None:
+        self._context = context
+        self._memory = memory
+        self._serving = serving
+        self._fetching = fetching
+        self.assemblies: dict[bytes, Assembly] = {}  # by target
+
+    def assemble(self, message: Assemble) -> None:
+        """The directory says what the target is put together from; each stripe's placement follows."""
+        ref = message.version.ref
+        existing = self._memory.get(message.version)
+        if existing is not None and existing.phase is Phase.COMPLETE:
+            self._context.tell_directory(Completed(message.version))
+            return
+        if message.number <= self._fetching.newest_number(ref) or not self._makes_sense(message):
+            return
+        fetch = self._fetching.fetch_for_store(ref)
+        old = self.assemblies.get(ref)
+        if old is not None and fetch.sink is not None and old.message.stripes == message.stripes:
+            old.message = message  # it goes on as it is
+            self._fetching.note_placement(fetch, message)
+            return
+        self._fetching.let_go(fetch)
+        self.assemblies[ref] = Assembly(message, {stripe.version.ref: None for stripe in message.stripes})
+        for stripe in message.stripes:
+            if not self._is_made_here(stripe.version):
+                self._fetching.fetch_stripe(stripe.version.ref, ref)
+        self._fetching.take(fetch, message)
+
+    def open(self, fetch: Fetch) -> None:
+        """There is memory: every stripe gets its window."""
+        assembly, whole = self.assemblies[fetch.ref], fetch.sink
+        assert isinstance(whole, Holding)
+        offset = 0
+        for stripe in assembly.message.stripes:
+            version = stripe.version
+            made = self._memory.get(version)
+            window = self._memory.window(whole, offset, stripe.size, Phase.RECEIVING, version.ref)
+            offset += stripe.size
+            if made is not None:
+                made.uses += 1
+                assembly.copying[window.segment] = Copying(version.ref, window, made)
+                self._context.emit(Duplicate(window.segment, made.segment))
+            else:
+                self._memory.name(window, version)
+                self._fetching.fetches[version.ref, NO_SLOT].sink = window
+                self._serving.arrived(window)
+        for ref in list(assembly.left):
+            self._fetching.open_if_placed(ref)
+
+    def copied(self, segment: int) -> None:
+        """A stripe that was made here is in its window, which has no other use."""
+        for target, assembly in list(self.assemblies.items()):
+            if (copying := assembly.copying.pop(segment, None)) is not None:
+                self._let_go(copying)
+                self.arrived(target, copying.ref)
+
+    def arrived(self, target: bytes, stripe: bytes) -> None:
+        assembly = self.assemblies[target]
+        del assembly.left[stripe]
+        if not assembly.left:
+            del self.assemblies[target]
+            self._fetching.assembled(target)
+
+    def dropped(self, version: Version) -> None:
+        """The version is over; if it was a stripe, so is what was put together from it."""
+        for target, assembly in list(self.assemblies.items()):
+            if assembly.has(version):
+                self.fail(target)
+
+    def fail(self, target: bytes) -> None:
+        """It cannot be put together like this. The directory knows of a better way, or soon will."""
+        message = self.assemblies[target].message
+        fetch = self._fetching.fetch_for_store(target)
+        self._fetching.let_go(fetch)
+        fetch.placement = None
+        wanted = bool(fetch.getters)
+        if not wanted:
+            del self._fetching.fetches[target, NO_SLOT]
+        self._context.tell(target, "{} cannot be put together", message.version)
+        self._context.tell_directory(
+            StreamFailed(message.version, message.number, 0, self._context.node, StreamFault.ABSENT, wanted)
+        )
+
+    def end(self, target: bytes) -> None:
+        """Nobody fills the target any more: its windows go, and what streams into them."""
+        assembly = self.assemblies.pop(target, None)
+        if assembly is None:
+            return
+        for copying in assembly.copying.values():
+            self._let_go(copying)
+        for stripe in assembly.message.stripes:
+            self._fetching.forget_stripe(stripe.version.ref, target)
+            window = self._memory.get(stripe.version)
+            if window is not None and window.parent is not None and window.parent.ref == target:
+                self._serving.gone(window)
+                self._memory.doom(window)
+
+    def _let_go(self, copying: Copying) -> None:
+        copying.made.uses -= 1
+        self._memory.doom(copying.window)
+        self._memory.release(copying.made)
+
+    def _makes_sense(self, message: Assemble) -> bool:
+        """Stripes are nothing but pieces of the one target, and fill it."""
+        refs = {message.version.ref, *(stripe.version.ref for stripe in message.stripes)}
+        if len(refs) <= len(message.stripes) or sum(stripe.size for stripe in message.stripes) != message.size:
+            return False
+        if self._fetching.is_stripe(message.version.ref) or self._memory.is_made(message.version):
+            return False
+        for stripe in message.stripes:
+            made = self._memory.get(stripe.version)
+            if made is not None and (made.phase is Phase.PRODUCING or made.size != stripe.size):
+                return False
+            if not self._fetching.may_be_stripe(stripe.version.ref, message.version.ref):
+                return False
+        return True
+
+    def _is_made_here(self, version: Version) -> bool:
+        here = self._memory.get(version)
+        return here is not None and here.phase in (Phase.REDUCING, Phase.COMPLETE)

@@ -1,0 +1,360 @@
+"""Targets in stripes, event by event: how they are laid, put together, changed, decided and let go of.
+
+The nodes are played by the tests. Three sources a, b, c make three stripes, whose chains end at a, b and c.
+"""
+
+import pytest
+
+from hoplite_ucx.protocol import Settings
+from hoplite_ucx.protocol.cost import choose_stripes
+from hoplite_ucx.protocol.directory.broadcast import State
+from hoplite_ucx.protocol.directory.stripes import cuts
+from hoplite_ucx.protocol.events import (
+    Allocate,
+    Combined,
+    Duplicate,
+    Free,
+    GetCall,
+    Got,
+    Probed,
+    Receive,
+    ReceiveClosed,
+    Window,
+)
+from hoplite_ucx.protocol.ids import node_id
+from hoplite_ucx.protocol.messages import (
+    BIND_ALIGNMENT,
+    Assemble,
+    Bind,
+    Bound,
+    Completed,
+    Declined,
+    Delete,
+    Drop,
+    Failed,
+    Operation,
+    Place,
+    Reduce,
+    Sealed,
+    StreamFailed,
+    StreamFault,
+    Stripe,
+    ToNode,
+    Want,
+)
+from tests.protocol.harness import LARGE, DirectoryDriver, NodeDriver, ref, version
+
+TARGET = 100
+SOURCES = {"a": 1, "b": 2, "c": 3}
+
+
+class Allreduce(DirectoryDriver):
+    """A directory that was asked for an allreduce; slots are taken by themselves, and what was said is kept."""
+
+    op = Operation.SUM
+
+    def __init__(self, *names: str, count: int = 3, getters: str = "abc", settings: Settings | None = None) -> None:
+        super().__init__(*(names or ("a", "b", "c")), settings=settings)
+        self.taken: list[Bind] = []
+        self.said: dict[str, list[ToNode]] = {name: [] for name in self.ids}
+        for name, number in SOURCES.items():
+            self.put(name, number)
+        if "d" in self.ids:
+            self.put("d", 4)
+        for name in getters:
+            self.tell(name, Want(ref(TARGET)))
+        sources = tuple(ref(number) for number in (1, 2, 3, 4)[: len(self.ids)])
+        self.tell("a", Reduce(1, ref(TARGET), sources, self.op, count, everywhere=True))
+
+    def listen(self) -> None:
+        for name in self.ids:
+            self.said[name] += self.heard(name)
+
+    def bind_all(self) -> None:
+        """Everyone takes the slots that it is given, until nobody is given any."""
+        while True:
+            self.listen()
+            binds = [(name, m) for name, said in self.said.items() for m in said if isinstance(m, Bind)]
+            if not binds:
+                return
+            for name, bind in binds:
+                self.said[name].remove(bind)
+                self.taken.append(bind)
+                has = self.directory.objects.has_part
+                missing = tuple(part for part in bind.parts if not has(part.ref, self[name]))
+                self.tell(name, Bound(bind.version, bind.number, missing))
+
+    def last(self, name: str, kind: type) -> ToNode:
+        self.listen()
+        return [m for m in self.said[name] if isinstance(m, kind)][-1]
+
+    def assembly_of(self, name: str) -> Assemble:
+        message = self.last(name, Assemble)
+        assert isinstance(message, Assemble)
+        return message
+
+    def finish(self, name: str, *, whole: bool = True) -> None:
+        """The node has all stripes, and with them the target."""
+        assemble = self.assembly_of(name)
+        self.tell(name, *(Completed(stripe.version) for stripe in assemble.stripes))
+        if whole:
+            self.tell(name, Completed(assemble.version))
+
+
+# --- cutting ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000, 4096, 64 * 7 + 1, LARGE, LARGE - 1])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8])
+def test_stripes_fill_the_object_and_split_no_element(size: int, count: int) -> None:
+    pieces = cuts(size, count)
+    assert [offset for offset, _ in pieces] == [sum(size for _, size in pieces[:i]) for i in range(len(pieces))]
+    assert sum(size for _, size in pieces) == size
+    assert all(offset % BIND_ALIGNMENT == 0 and size > 0 for offset, size in pieces)
+    assert len(pieces) <= count
+
+
+def test_few_sources_make_stripes_and_many_do_not() -> None:
+    assert [choose_stripes(LARGE, count) for count in (1, 2, 3, 8, 16, 17, 64)] == [1, 1, 3, 8, 16, 1, 1]
+    assert choose_stripes(1000, 8) == 1
+
+
+# --- laying -----------------------------------------------------------------------------------------------------
+
+
+def test_every_source_ends_one_chain() -> None:
+    d = Allreduce()
+    d.bind_all()
+    trees = [d.directory.records[stripe.version.ref] for stripe in d.assembly_of("a").stripes]
+    assert [record.slot.host.node for record in trees if record.slot and record.slot.host] == [d["a"], d["b"], d["c"]]
+    assert len(d.directory.records[ref(TARGET)].reduction.slots) == 10  # type: ignore[union-attr]
+
+
+def test_getters_stand_in_the_order_of_the_ring() -> None:
+    d = Allreduce()
+    d.bind_all()
+    first, second, third = (stripe.version.ref for stripe in d.assembly_of("a").stripes)
+    broadcasts = [d.directory.records[stripe].broadcast for stripe in (first, second, third)]
+    senders = [{k: r.sender for k, r in b.receivers.items() if not r.into} for b in broadcasts if b is not None]
+    assert senders == [
+        {d["b"]: d["a"], d["c"]: d["b"]},
+        {d["c"]: d["b"], d["a"]: d["c"]},
+        {d["a"]: d["c"], d["b"]: d["a"]},
+    ]
+
+
+def test_without_the_word_there_are_no_stripes() -> None:
+    d = DirectoryDriver("a", "b", "c")
+    for name, number in SOURCES.items():
+        d.put(name, number)
+    d.tell("a", Reduce(1, ref(TARGET), tuple(map(ref, SOURCES.values())), Operation.SUM, 3))
+    assert all(bind.offset is None for bind in d.heard_all(Bind))
+
+
+def test_sources_that_come_one_by_one_make_a_chain() -> None:
+    d = DirectoryDriver("a", "b", "c")
+    d.tell("a", Reduce(1, ref(TARGET), tuple(map(ref, SOURCES.values())), Operation.SUM, 3, everywhere=True))
+    for name, number in SOURCES.items():
+        d.put(name, number)
+    assert all(bind.offset is None for bind in d.heard_all(Bind))
+
+
+def test_if_nobody_gets_the_target_someone_is_asked_to() -> None:
+    d = Allreduce(getters="")
+    d.bind_all()
+    asked = [name for name in d.ids if any(isinstance(m, Assemble) for m in d.said[name])]
+    assert len(asked) == 1
+    number = d.assembly_of(asked[0]).number
+    d.tell(asked[0], Declined(d.assembly_of(asked[0]).version, number))
+    d.listen()
+    others = [name for name in d.ids if name not in asked and any(isinstance(m, Assemble) for m in d.said[name])]
+    assert len(others) == 1
+
+
+def test_a_host_without_room_for_its_stripes_ends_them() -> None:
+    d = Allreduce()
+    bind = d.last("b", Bind)
+    assert isinstance(bind, Bind)
+    d.tell("b", Declined(bind.version, bind.number))
+    d.listen()
+    reduction = d.directory.records[ref(TARGET)].reduction
+    assert reduction is not None
+    assert reduction.root is not None
+    assert not reduction.root.gathers
+    assert set(reduction.chosen) == {ref(1), ref(2), ref(3)}
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------
+
+
+def test_the_target_is_decided_once_and_stripes_outlive_that_while_needed() -> None:
+    d = Allreduce()
+    d.bind_all()
+    stripes = d.assembly_of("a").stripes
+    for name, stripe in zip("abc", stripes, strict=True):
+        d.tell(name, Completed(stripe.version))
+    d.finish("a")
+    assert d.directory.records[ref(TARGET)].reduction is None
+    assert isinstance(d.last("b", Sealed), Sealed)
+    assert all(stripe.version.ref in d.directory.records for stripe in stripes)
+    d.finish("b")
+    d.finish("c")
+    assert not any(stripe.version.ref in d.directory.records for stripe in stripes)
+    assert set(d.broadcast(TARGET).copies) == {d["a"], d["b"], d["c"]}
+
+
+def test_a_root_at_work_is_not_interrupted() -> None:
+    d = Allreduce()
+    d.bind_all()
+    assemble = d.assembly_of("a")
+    d.tell("a", Completed(assemble.version))
+    assert d.directory.records[ref(TARGET)].reduction is not None
+    for name, stripe in zip("abc", assemble.stripes, strict=True):
+        d.tell(name, Completed(stripe.version))
+    assert d.directory.records[ref(TARGET)].reduction is None
+
+
+def test_a_stripe_that_is_lost_after_the_decision_is_not_needed() -> None:
+    d = Allreduce("a", "b", "c", "d", getters="abcd")
+    d.bind_all()
+    stripes = d.assembly_of("a").stripes
+    for name, stripe in zip("abc", stripes, strict=True):
+        d.tell(name, Completed(stripe.version))
+    d.tell("b", Completed(d.assembly_of("b").version))
+    d.handle(Probed(d["a"], accepted=False))  # the only one with the first stripe
+    first = stripes[0].version
+    for name in "bcd":
+        number = d.directory.records[first.ref].broadcast.receivers[d[name]].number  # type: ignore[union-attr]
+        d.tell(name, StreamFailed(first, number, 0, d["a"], StreamFault.BROKEN, wanted=name != "b"))
+    dropped = [m.version for m in d.heard_all(Drop, "d")]
+    assert {stripe.version for stripe in stripes} & set(dropped)
+    for name in "cd":
+        assemble = d.assembly_of(name)
+        d.tell(name, StreamFailed(assemble.version, assemble.number, 0, d[name], StreamFault.ABSENT, wanted=True))
+    assert {d.receiver(name, TARGET).state for name in "cd"} == {State.STREAMING}
+
+
+# --- losses -----------------------------------------------------------------------------------------------------
+
+
+def test_another_source_changes_every_stripe_and_the_target() -> None:
+    d = Allreduce("a", "b", "c", "d")
+    d.bind_all()
+    before = d.assembly_of("a")
+    d.handle(Probed(d["b"], accepted=False))
+    assert {m.version for m in d.heard_all(Drop, "a")} >= {before.version, *(s.version for s in before.stripes)}
+    d.tell("a", Want(ref(TARGET)))
+    d.bind_all()
+    after = d.assembly_of("a")
+    assert after.version > before.version
+    assert not {stripe.version for stripe in before.stripes} & {stripe.version for stripe in after.stripes}
+    reduction = d.directory.records[ref(TARGET)].reduction
+    assert reduction is not None
+    assert set(reduction.chosen) == {ref(1), ref(3), ref(4)}
+
+
+def test_too_few_sources_fail_the_target_for_all() -> None:
+    d = Allreduce()
+    d.bind_all()
+    d.handle(Probed(d["b"], accepted=False))
+    assert isinstance(d.last("a", Failed), Failed)
+    assert isinstance(d.last("c", Failed), Failed)
+
+
+def test_a_delete_ends_all_stripes() -> None:
+    d = Allreduce()
+    d.bind_all()
+    stripes = d.assembly_of("a").stripes
+    d.tell("a", Delete(2, (ref(TARGET),)))
+    assert not any(stripe.version.ref in d.directory.records for stripe in stripes)
+    assert {m.version for m in d.heard_all(Drop, "c")} >= {stripe.version for stripe in stripes}
+
+
+# --- on a node --------------------------------------------------------------------------------------------------
+
+HALF = 1 << 20
+
+
+def assembling(**options: int) -> tuple[NodeDriver, Assemble]:
+    """A node with a get of a target in two stripes, of which the second was placed."""
+    n = NodeDriver(**options)
+    n.handle(GetCall(1, ref(TARGET), None))
+    message = Assemble(version(TARGET), 5, 2 * HALF, b"", (Stripe(version(7), HALF), Stripe(version(8), HALF)))
+    return n, message
+
+
+def place(stripe: int, number: int) -> Place:
+    return Place(version(stripe), number, HALF, b"", node_id(9), "nine", 1 << 16, 1e6, sealed=False)
+
+
+def test_a_target_is_filled_through_windows() -> None:
+    n, message = assembling()
+    effects = n.directory(message)
+    whole = n.only(effects, Allocate)
+    assert whole.size == 2 * HALF
+    windows = [effect for effect in effects if isinstance(effect, Window)]
+    assert [(w.of, w.offset, w.size) for w in windows] == [(whole.segment, 0, HALF), (whole.segment, HALF, HALF)]
+    streams = [n.only(n.directory(place(stripe, 5 + stripe)), Receive) for stripe in (7, 8)]
+    assert [stream.segment for stream in streams] == [w.segment for w in windows]
+    first = n.handle(ReceiveClosed(streams[0].stream, HALF, None))
+    assert [m.version for m in n.sent(first, Completed)] == [version(7)]
+    second = n.handle(ReceiveClosed(streams[1].stream, HALF, None))
+    assert [m.version for m in n.sent(second, Completed)] == [version(8), version(TARGET)]
+    assert n.none(second, Got)
+    assert n.only(n.directory(Sealed(version(TARGET))), Got).segment == whole.segment
+    freed = [n.only(n.directory(Drop(version(stripe))), Free).segment for stripe in (7, 8)]
+    assert freed == [w.segment for w in windows]
+
+
+def test_a_stripe_that_is_made_here_is_copied() -> None:
+    n, message = assembling()
+    source = version(1)
+    n.directory(Place(source, 1, 2 * HALF, b"", node_id(9), "nine", 1 << 16, 1e6))
+    stream = next(iter(n.state.fetching.streams))
+    n.handle(ReceiveClosed(stream, 2 * HALF, None))
+    bound = n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (source,), ref(TARGET), offset=0))
+    made = n.only(bound, Allocate).segment
+    copy = n.only(n.directory(message), Duplicate)
+    assert copy.of == made
+    n.handle(Combined(made))
+    assert n.only(n.handle(Combined(copy.segment)), Free).segment == copy.segment
+    stream = n.only(n.directory(place(8, 9)), Receive).stream
+    done = n.handle(ReceiveClosed(stream, HALF, None))
+    assert version(TARGET) in [m.version for m in n.sent(done, Completed)]
+
+
+def test_a_slot_of_a_stripe_needs_its_source_here() -> None:
+    n = NodeDriver()
+    effects = n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (version(1),), ref(TARGET), offset=0))
+    assert n.sent(effects, Declined) == [Declined(version(7), 2)]
+
+
+def test_a_stripe_that_ends_ends_the_assembly() -> None:
+    n, message = assembling()
+    whole = n.only(n.directory(message), Allocate)
+    effects = n.directory(Drop(version(7)))
+    [failed] = n.sent(effects, StreamFailed)
+    assert (failed.version, failed.number, failed.wanted) == (version(TARGET), 5, True)
+    assert whole.segment in [effect.segment for effect in effects if isinstance(effect, Free)]
+    assert not n.state.memory.segments
+
+
+def test_memory_is_taken_whole_or_not_at_all() -> None:
+    n, message = assembling(memory=2 * HALF - 1)
+    effects = n.directory(message)
+    assert n.sent(effects, Declined) == [Declined(version(TARGET), 5)]
+    assert n.none(effects, Allocate, Window)
+    assert not n.state.fetching.assembling.assemblies
+
+
+@pytest.mark.parametrize(
+    "stripes",
+    [
+        (Stripe(version(7), HALF),),
+        (Stripe(version(7), HALF), Stripe(version(7), HALF)),
+        (Stripe(version(TARGET), HALF), Stripe(version(7), HALF)),
+    ],
+)
+def test_stripes_that_make_no_sense_are_ignored(stripes: tuple[Stripe, ...]) -> None:
+    n, _ = assembling()
+    assert not n.directory(Assemble(version(TARGET), 5, 2 * HALF, b"", stripes))
