@@ -12,6 +12,8 @@ from hoplite_ucx import __version__
 from hoplite_ucx.cli import bench, simulate
 from hoplite_ucx.cli.chaos import chaos
 from hoplite_ucx.cli.demo import demo
+from hoplite_ucx.cli.doctor import doctor
+from hoplite_ucx.cli.links import links
 from hoplite_ucx.cli.start import start
 from hoplite_ucx.cli.status import status
 
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 simulate.app.command()(chaos)
 app.command()(demo)
+app.command()(doctor)
+app.command()(links)
 app.command()(start)
 app.command()(status)
 app.add_typer(simulate.app)

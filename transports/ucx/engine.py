@@ -129,7 +129,11 @@ class Engine:
 
     def return_worker(self, worker: Worker) -> None:
         """The link has ended, and all its requests are completed."""
-        if worker is not self._shared and worker not in self._returned and worker in self._workers:
+        if worker is self._shared or worker not in self._workers:
+            return
+        if worker.settled:
+            self._close_worker(worker)
+        elif worker not in self._returned:
             self._returned.append(worker)
 
     def destroy(self, worker: Worker) -> None:

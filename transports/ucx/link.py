@@ -114,7 +114,7 @@ class Link(ABC):
             self.worker.disconnect(self.endpoint)
         if error is not None:
             self._on_lost(connection_broke(error, self.name) if isinstance(error, OSError) else error)
-        self.ended()
+        self.hang_up()
         self.release()
         if self in self.worker.links:
             self.engine.later(DESTROY_SECONDS, self._overdue)
@@ -125,14 +125,19 @@ class Link(ABC):
         self.engine.active.discard(self)
         self.worker.links.discard(self)
         self.engine.return_worker(self.worker)
+        self.ended()
 
     def _overdue(self) -> None:
         if self in self.worker.links:
             self.engine.destroy(self.worker)
 
     @abstractmethod
+    def hang_up(self) -> None:
+        """The link is broken: end what waits for the peer."""
+
+    @abstractmethod
     def ended(self) -> None:
-        """The link is broken: new streams need another one."""
+        """Nothing is left of it."""
 
     @abstractmethod
     def release(self) -> None:

@@ -335,10 +335,12 @@ class ReceivingLink(Link):
         else:
             self.break_off(None)
 
-    def ended(self) -> None:
+    def hang_up(self) -> None:
         if self._dialling is not None and self.endpoint is None:
             with suppress(OSError):
                 self._dialling.shutdown(socket.SHUT_RDWR)
+
+    def ended(self) -> None:
         self._on_ended(self)
 
     def release(self) -> None:

@@ -318,9 +318,11 @@ class SendingLink(Link):
         told = self.streams or (isinstance(error, TransportError) and not isinstance(error, ConnectionLostError))
         super().break_off(error if told else None)
 
+    def hang_up(self) -> None:
+        self._opened.clear()
+
     def ended(self) -> None:
         self._on_ended(self)
-        self._opened.clear()
 
     def release(self) -> None:
         for outgoing in list(self.streams.values()):

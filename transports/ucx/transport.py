@@ -253,7 +253,9 @@ class UcxTransport(Transport):
             incoming.close(Fault.BROKEN)
             return
         try:
-            link = self._receiving.get(sender) or self._new_receiving_link(engine, sender, address)
+            link = self._receiving.get(sender)
+            if link is None or link.broken:
+                link = self._new_receiving_link(engine, sender, address)
         except engine.library.error as error:
             self._incoming_closed(incoming)
             self._lost(sender, Side.RECEIVING, _no_worker(error, address))
@@ -283,7 +285,8 @@ class UcxTransport(Transport):
             self._outgoing_closed(outgoing)
             outgoing.close()
             return
-        if (link := self._sending.get(outgoing.receiver)) is not None:
+        link = self._sending.get(outgoing.receiver)
+        if link is not None and not link.broken:
             link.serve(outgoing)
         if outgoing.link is None:
             engine.later(GRACE_SECONDS, partial(self._out_of_grace, engine, outgoing))
@@ -292,7 +295,8 @@ class UcxTransport(Transport):
         """Nobody came for it: a stream may wait only while its receiver has a link here."""
         if outgoing.closed or outgoing.link is not None:
             return
-        if outgoing.receiver in self._sending:
+        link = self._sending.get(outgoing.receiver)
+        if link is not None and not link.broken:
             engine.later(GRACE_SECONDS, partial(self._out_of_grace, engine, outgoing))
         else:
             self._outgoing_closed(outgoing)

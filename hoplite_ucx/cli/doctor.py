@@ -1,0 +1,79 @@
+"""`hoplite doctor`: what this machine has for links, what stands in the way of faster ones, and the remedy."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hoplite_ucx.transports.configuration import CONFIG, ConfigurationError, load
+from hoplite_ucx.transports.detection import Machine, detect
+from hoplite_ucx.transports.selection import Selection
+
+
+def doctor(
+    root: Annotated[
+        Path, typer.Option(help="Where /sys is looked for; another than / is for tests and for what a host sent.")
+    ] = Path("/"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Look at this machine's UCX, RDMA devices and limits. Exit code 1 if the configuration cannot be kept."""
+    machine = detect(root)
+    problems = [{"problem": problem, "remedy": remedy} for problem, remedy in machine.problems()]
+    refused = None
+    try:
+        Selection(load(), machine, lambda: 0.0)
+    except ConfigurationError as error:
+        refused = str(error)
+    if as_json:
+        typer.echo(json.dumps({**_report(machine), "problems": problems, "configuration_error": refused}))
+    else:
+        _show(Console(), machine, problems, refused)
+    if refused is not None:
+        raise typer.Exit(1)
+
+
+def _report(machine: Machine) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(machine),
+        "rdma": machine.rdma,
+        "configuration": os.environ.get(CONFIG),
+    }
+
+
+def _show(console: Console, machine: Machine, problems: list[dict[str, str]], refused: str | None) -> None:
+    ucx = machine.ucx
+    if ucx.failure:
+        console.print("UCX: none", highlight=False)
+    else:
+        console.print(f"UCX {ucx.version} ({', '.join(ucx.transports)})", highlight=False)
+        console.print(f"  from {ucx.path}", highlight=False, soft_wrap=True)
+        console.print(f"  devices: {', '.join(ucx.devices)}", highlight=False, soft_wrap=True)
+    if machine.devices:
+        table = Table("RDMA device", "port", "state", "layer", "Gbit/s", "NUMA", "network")
+        for device in machine.devices:
+            for port in device.ports:
+                numa = str(device.numa_node) if device.numa_node >= 0 else "-"
+                state = f"{port.state.lower()}, {port.physical_state.lower()}"
+                names = ", ".join(port.net_devices)
+                rate = f"{port.rate / 1e9:g}"
+                table.add_row(device.name, str(port.number), state, port.link_layer, rate, numa, names)
+        console.print(table)
+    else:
+        console.print("RDMA devices: none")
+    console.print(f"links to other hosts: {'RDMA can be used' if machine.rdma else 'TCP'}")
+    console.print(f"limits: {_limit(machine.open_files)} descriptors, {_limit(machine.locked_memory)} bytes locked")
+    if not problems and refused is None:
+        console.print("nothing stands in the way")
+    for found in problems:
+        console.print(f"- {found['problem']}\n  → {found['remedy']}", highlight=False, soft_wrap=True)
+    if refused is not None:
+        console.print(f"- the configuration cannot be kept: {refused}", highlight=False, soft_wrap=True)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value < 0 else str(value)

@@ -1,0 +1,39 @@
+"""`hoplite links`: the links of this host's agents, what each uses, what UCX really got, and why."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hoplite_ucx.cli.quantities import format_size
+from hoplite_ucx.runtime.inspection import local_agents
+
+
+def links(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show how this host's agents are linked to others."""
+    agents = local_agents()
+    if as_json:
+        found = [{"agent": agent["agent"], "address": agent["address"], "links": agent["links"]} for agent in agents]
+        typer.echo(json.dumps({"agents": found}))
+        return
+    console = Console()
+    if not agents:
+        console.print("no agent of this user runs on this host; `hoplite start` starts one")
+    for agent in agents:
+        _show(console, agent)
+
+
+def _show(console: Console, agent: dict[str, Any]) -> None:
+    if not agent["links"]:
+        console.print(f"agent {agent['agent']} at {agent['address']} has no links now", highlight=False)
+        return
+    table = Table("peer", "side", "transport", "lanes", "carried", "why", title=f"agent {agent['agent']}")
+    for link in agent["links"]:
+        lanes = ", ".join(link.get("lanes", []))
+        carried = format_size(link["bytes"])
+        table.add_row(link["peer"], link["side"], link["transport"], lanes, carried, link.get("reason", ""))
+    console.print(table)
