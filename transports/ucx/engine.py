@@ -41,6 +41,7 @@ _ROUNDS = 4
 # many rounds in which nothing happened, the thread sleeps for a moment in each.
 _PATIENT_ROUNDS = 2000
 _PAUSE_SECONDS = 1e-3
+_LINGER_SECONDS = 0.01
 
 _abandoned: list[object] = []
 """Workers whose requests never completed: freeing them could let UCX write to memory that is somebody else's."""
@@ -71,7 +72,7 @@ class Engine:
         self._context: Any = None
         self._shared: Worker | None = None
         self._workers: list[Worker] = []
-        self._returned: list[Worker] = []
+        self._returned: deque[tuple[Worker, Callable[[], None]]] = deque()
         self._idle_rounds = 0
         self._asleep = False
         self._wake_lock = threading.Lock()  # the descriptor is not closed while somebody writes to it
@@ -127,14 +128,23 @@ class Engine:
             self._shared = self._new_worker()
         return self._shared
 
-    def return_worker(self, worker: Worker) -> None:
-        """The link has ended, and all its requests are completed."""
+    def return_worker(self, worker: Worker, closed: Callable[[], None]) -> None:
+        """A link has ended, and all its requests are completed. A worker of its own is closed soon."""
         if worker is self._shared or worker not in self._workers:
+            closed()
+        else:
+            self._returned.append((worker, closed))
+            self.later(_LINGER_SECONDS, self._close_returned)
+
+    def _close_returned(self) -> None:
+        """UCX closes endpoints in several steps, on the worker: it is given a moment for them."""
+        worker, closed = self._returned.popleft()
+        if not worker.settled:
+            self.return_worker(worker, closed)
             return
-        if worker.settled:
+        if worker in self._workers:
             self._close_worker(worker)
-        elif worker not in self._returned:
-            self._returned.append(worker)
+        closed()
 
     def destroy(self, worker: Worker) -> None:
         """The last resort for requests that UCX does not complete: without the worker, nobody writes for them."""
@@ -146,8 +156,6 @@ class Engine:
             link.forget_requests()
         if worker is self._shared:
             self._shared = None
-        if worker in self._returned:
-            self._returned.remove(worker)
         if worker in self._workers:
             self._close_worker(worker)
         for link in links:
@@ -199,7 +207,12 @@ class Engine:
         self._end()
 
     def _at_rest(self) -> bool:
-        return not self.active and not self._calls and all(worker.settled for worker in self._workers)
+        return (
+            not self.active
+            and not self._calls
+            and not self._returned
+            and all(worker.settled for worker in self._workers)
+        )
 
     def _round(self) -> None:
         self._idle_rounds += 1
@@ -215,8 +228,6 @@ class Engine:
             if not moved:
                 break
             self._idle_rounds = 0
-        while self._returned and self._returned[-1].settled:
-            self._close_worker(self._returned.pop())
         self._flush()
         self._poll(self._timeout())
 

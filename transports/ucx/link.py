@@ -124,8 +124,7 @@ class Link(ABC):
         self.endpoint = None
         self.engine.active.discard(self)
         self.worker.links.discard(self)
-        self.engine.return_worker(self.worker)
-        self.ended()
+        self.engine.return_worker(self.worker, self.ended)
 
     def _overdue(self) -> None:
         if self in self.worker.links:
