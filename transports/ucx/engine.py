@@ -4,8 +4,11 @@ All calls to UCX, all sockets of UCX links and all their tables are this thread'
 other threads only leave work in a queue and wake it. It sleeps on one epoll that has the worker's own descriptor, the
 links' sockets and an eventfd; UCX demands that it is asked (`arm`) before each sleep.
 
-Links share one worker, except over shared memory: there the peers of a worker write to one queue in turns, and one that
-is stopped or killed in its turn would hold up all the others for ever. So each of those links has a worker of its own.
+Over RDMA all links share one worker, since each would cost a card's queues and tens of megabytes. Otherwise each link
+has a worker of its own, and a link that breaks with transfers under way takes its worker with it (`destroy`). That is the
+only way that was found sound: over shared memory the peers of a worker write to one queue in turns, and one that is
+stopped or killed in its turn holds up the others for ever; over TCP, closing an endpoint with sends under way makes UCX
+1.22 use a connection that it has freed. Neither can be seen here for RDMA.
 
 UCX does not survive a fork: a forked child may not use an engine of its parent, and is told so.
 """
@@ -121,7 +124,7 @@ class Engine:
     # --- for the engine's thread -------------------------------------------------------------------------------
 
     def take_worker(self) -> Worker:
-        """A worker for a link: one that all share, unless they use shared memory."""
+        """A worker for a link: one of its own, or the one that all share."""
         if self.settings.private_workers:
             return self._new_worker()
         if self._shared is None:
@@ -147,8 +150,7 @@ class Engine:
         closed()
 
     def destroy(self, worker: Worker) -> None:
-        """The last resort for requests that UCX does not complete: without the worker, nobody writes for them."""
-        _log.warning("a UCX worker is given up with its links: it does not let go of memory")
+        """End a worker with everything that it has under way. Without it, nobody reads or writes for its requests."""
         links = list(worker.links)
         for link in links:
             link.break_off(None)

@@ -1,8 +1,8 @@
 """What both ends of a UCX link share: the connection that carries its records, and how it ends. Engine's thread only.
 
-A link lives as long as its TCP connection: when that ends, or UCX reports an error, the link is *broken*. Then the
-endpoint is closed, which completes whatever was under way, and each stream is closed as soon as its own requests are
-completed; the link stays with the engine until the last one is.
+A link lives as long as its TCP connection: when that ends, or UCX reports an error, the link is *broken*. With a worker
+of its own that had something under way, the worker is destroyed. Else the endpoint is closed, which completes whatever
+was under way, and each stream is closed as soon as its own requests are completed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CANCEL_SECONDS = 0.25
 is broken, since only that makes UCX let go of the memory."""
 
 DESTROY_SECONDS = 0.1
-"""Closing an endpoint completes its requests at once. Over shared memory with a peer that was killed in the middle of
-something it sometimes does not: after this time the worker is destroyed, which does."""
+"""Closing an endpoint completes its requests at once, on a worker that links share. If it does not, the worker is
+destroyed after this time, with all its links."""
 
 
 class Link(ABC):
@@ -110,11 +110,15 @@ class Link(ABC):
         if connection is not None:
             self.engine.unwatch(connection.sock.fileno())
             connection.close()
-        if self.endpoint is not None:
+        private = self.engine.settings.private_workers
+        if self.endpoint is not None and not (private and self.busy()):
             self.worker.disconnect(self.endpoint)
         if error is not None:
             self._on_lost(connection_broke(error, self.name) if isinstance(error, OSError) else error)
         self.hang_up()
+        if private and self.busy():
+            self.engine.destroy(self.worker)
+            return
         self.release()
         if self in self.worker.links:
             self.engine.later(DESTROY_SECONDS, self._overdue)
@@ -129,6 +133,10 @@ class Link(ABC):
     def _overdue(self) -> None:
         if self in self.worker.links:
             self.engine.destroy(self.worker)
+
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether UCX has requests of it."""
 
     @abstractmethod
     def hang_up(self) -> None:

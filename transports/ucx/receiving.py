@@ -335,6 +335,9 @@ class ReceivingLink(Link):
         else:
             self.break_off(None)
 
+    def busy(self) -> bool:
+        return any(incoming.pulls for incoming in self.streams.values())
+
     def hang_up(self) -> None:
         if self._dialling is not None and self.endpoint is None:
             with suppress(OSError):

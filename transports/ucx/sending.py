@@ -318,6 +318,9 @@ class SendingLink(Link):
         told = self.streams or (isinstance(error, TransportError) and not isinstance(error, ConnectionLostError))
         super().break_off(error if told else None)
 
+    def busy(self) -> bool:
+        return any(outgoing.sends for outgoing in self.streams.values())
+
     def hang_up(self) -> None:
         self._opened.clear()
 

@@ -19,7 +19,7 @@ __all__ = ["GREETING_LENGTH", "MARK", "MAX_GREETING", "DisagreementError", "Gree
 MARK = b"ucx"
 """The handshake's info of a connection that belongs to a UCX link."""
 
-SHARED_MEMORY = frozenset({"all", "mm", "posix", "shm", "sm", "sysv", "xpmem"})
+RDMA = frozenset({"dc", "dc_x", "dc_mlx5", "ib", "rc", "rc_v", "rc_verbs", "rc_x", "rc_mlx5", "ud"})
 
 GREETING_LENGTH = Struct("<I")
 MAX_GREETING = 64 << 10
@@ -58,7 +58,7 @@ class UcxSettings:
     @property
     def private_workers(self) -> bool:
         """Whether each link needs a worker of its own: see `engine`."""
-        return not SHARED_MEMORY.isdisjoint(self.tls)
+        return not RDMA.issuperset(self.tls)
 
     def agreed(self) -> dict[str, Any]:
         """What must be the same on both sides."""
