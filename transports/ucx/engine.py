@@ -5,10 +5,10 @@ other threads only leave work in a queue and wake it. It sleeps on one epoll tha
 links' sockets and an eventfd; UCX demands that it is asked (`arm`) before each sleep.
 
 Over RDMA all links share one worker, since each would cost a card's queues and tens of megabytes. Otherwise each link
-has a worker of its own, and a link that breaks with transfers under way takes its worker with it (`destroy`). That is the
-only way that was found sound: over shared memory the peers of a worker write to one queue in turns, and one that is
+has a worker of its own, and a link that breaks with transfers under way takes its worker with it (`destroy`). That is
+the only way that was found sound: over shared memory the peers of a worker write to one queue in turns, and one that is
 stopped or killed in its turn holds up the others for ever; over TCP, closing an endpoint with sends under way makes UCX
-1.22 use a connection that it has freed. Neither can be seen here for RDMA.
+1.22 use a connection that it has freed. Neither can be tried here for RDMA.
 
 UCX does not survive a fork: a forked child may not use an engine of its parent, and is told so.
 """

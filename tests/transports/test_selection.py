@@ -1,0 +1,128 @@
+"""Which transport a link gets, and the reason that is kept."""
+
+from pathlib import Path
+
+import pytest
+
+from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, load
+from hoplite_ucx.transports.detection import Machine, Port, RdmaDevice, UcxBuild
+from hoplite_ucx.transports.selection import Selection
+
+PORT = Port(1, "ACTIVE", "LinkUp", "InfiniBand", 100e9, 1, ("ib0",))
+CARDS = (RdmaDevice("mlx5_0", 0, "0000:01:00.0", (PORT,)),)
+VERBS = UcxBuild(version="1.22.0", transports=("rc_mlx5", "tcp"))
+WHEEL = UcxBuild(version="1.22.0", transports=("posix", "tcp"))
+
+RDMA = Machine(CARDS, VERBS, -1, -1)
+CARD_ONLY = Machine(CARDS, WHEEL, -1, -1)
+PLAIN = Machine((), WHEEL, -1, -1)
+BARE = Machine((), UcxBuild(failure="UCX cannot be loaded"), -1, -1)
+
+HOST = "198.18.1.2:7777"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def select(machine: Machine, text: str = "", tmp_path: Path | None = None, **variables: str) -> Selection:
+    path = None
+    if tmp_path is not None:
+        path = tmp_path / "hoplite.toml"
+        path.write_text(text)
+    return Selection(load(path, variables), machine, Clock())
+
+
+@pytest.mark.parametrize(
+    ("machine", "transport", "reason"),
+    [
+        (RDMA, "ucx", "RDMA is here"),
+        (CARD_ONLY, "tcp", "built without RDMA"),
+        (PLAIN, "tcp", "no RDMA device"),
+        (BARE, "tcp", "no UCX here"),
+    ],
+)
+def test_auto(machine: Machine, transport: str, reason: str) -> None:
+    choice = select(machine).choose(1, HOST)
+    assert choice.transport == transport
+    assert reason in choice.reason
+    assert choice.ucx is None or choice.ucx.tls == ("rc",)
+
+
+def test_ucx_over_tcp_is_used_if_told_to() -> None:
+    choice = select(PLAIN, HOPLITE_LINKS_TRANSPORT="ucx").choose(1, HOST)
+    assert choice.ucx is not None
+    assert choice.ucx.tls == ("tcp",)
+    assert "HOPLITE_LINKS_TRANSPORT" in choice.reason
+
+
+@pytest.mark.parametrize("machine", [BARE, PLAIN, CARD_ONLY])
+def test_what_cannot_be_had_falls_back_and_says_so(machine: Machine) -> None:
+    choice = select(machine, HOPLITE_LINKS_TRANSPORT="rdma").choose(1, HOST)
+    assert choice.transport == "tcp"
+    assert choice.reason.endswith("tcp instead")
+
+
+def test_the_first_rule_that_fits_decides(tmp_path: Path) -> None:
+    text = """
+    [links]
+    transport = "tcp"
+    [[links.rules]]
+    subnet = "198.18.0.0/16"
+    transport = "ucx"
+    tls = ["posix"]
+    [[links.rules]]
+    host = "198.18.*"
+    transport = "tcp"
+    [[links.rules]]
+    device = "mlx5_0"
+    transport = "rdma"
+    """
+    selection = select(RDMA, text, tmp_path)
+    first = selection.choose(1, HOST)
+    assert first.ucx is not None
+    assert first.ucx.tls == ("posix",)
+    assert "rule 1" in first.reason
+    third = selection.choose(2, "198.19.0.1:7777")
+    assert third.ucx is not None
+    assert third.ucx.tls == ("rc",)
+    assert "rule 3" in third.reason
+    assert select(PLAIN, text, tmp_path).choose(2, "[::1]:7777").transport == "tcp"
+    assert [settings.tls for settings in selection.ucx_settings()] == [("tcp",), ("posix",), ("rc",)]
+
+
+def test_a_transport_that_failed_is_not_tried_for_a_while() -> None:
+    clock = Clock()
+    selection = Selection(load(environment={"HOPLITE_LINKS_TRANSPORT": "ucx"}), PLAIN, clock)
+    selection.failed(1, OSError("it broke"))
+    assert "it broke" in selection.choose(1, HOST).reason
+    assert selection.choose(1, HOST).transport == "tcp"
+    assert selection.choose(2, HOST).transport == "ucx"
+    clock.now += 31
+    assert selection.choose(1, HOST).transport == "ucx"
+
+
+@pytest.mark.parametrize(("machine", "remedy"), [(BARE, "pip install"), (PLAIN, "doctor"), (CARD_ONLY, "verbs")])
+def test_what_is_required_and_missing_is_refused(machine: Machine, remedy: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"links\.require: 'rdma' cannot be had") as refused:
+        select(machine, HOPLITE_LINKS_REQUIRE="rdma")
+    assert remedy in refused.value.remedy
+
+
+def test_what_is_required_is_never_replaced() -> None:
+    selection = select(RDMA, HOPLITE_LINKS_REQUIRE="rdma")
+    selection.failed(1, OSError("it broke"))
+    choice = selection.choose(1, HOST)
+    assert choice.transport == "ucx"
+    assert choice.fixed
+    assert select(RDMA, HOPLITE_LINKS_REQUIRE="tcp").choose(1, HOST).transport == "tcp"
+    assert not select(RDMA, HOPLITE_LINKS_REQUIRE="tcp").has_ucx
+
+
+def test_bad_addresses_are_refused() -> None:
+    with pytest.raises(ValueError, match="no address"):
+        Selection(Configuration(), PLAIN, Clock()).choose(1, "nowhere")
