@@ -17,6 +17,7 @@ from struct import Struct
 from typing import Any, cast
 
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, socket_address, tune
+from hoplite_ucx.transports.descriptors import lifted
 from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, TransportError, ViolationError
 from hoplite_ucx.transports.handshake import (
     HANDSHAKE_SECONDS,
@@ -204,7 +205,7 @@ async def _dial(address: str) -> socket.socket:
     host, port = parse_address(address)
     failure = OSError(f"{host} has no address")
     for family, _, _, _, name in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = lifted(socket.socket(family, socket.SOCK_STREAM))
         try:
             sock.setblocking(False)
             tune(sock)
@@ -246,7 +247,7 @@ class Listener:
         """Listen, and return the address. `check_token` tells whether one may listen there at all."""
         loop = asyncio.get_running_loop()
         family, _, _, _, name = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-        self._sock = sock = socket.socket(family, socket.SOCK_STREAM)
+        self._sock = sock = lifted(socket.socket(family, socket.SOCK_STREAM))
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -282,7 +283,7 @@ class Listener:
                 self._room.release()
                 await asyncio.sleep(0.05)
                 continue
-            self._spawn(self._welcome(sock, socket_address(name)))
+            self._spawn(self._welcome(lifted(sock), socket_address(name)))
 
     async def _welcome(self, sock: socket.socket, address: str) -> None:
         try:

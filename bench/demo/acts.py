@@ -205,9 +205,11 @@ class Act(ABC):
     def _note_traffic(self, machine: Machine, report: dict[str, Any]) -> None:
         host, at = machine.index, report["at"]
         new = self._traffic.note(host, report["received"], at)
+        self._traffic.note_streams(host, report["streams"])
         track = self.tracks[host]
-        if track.done_at is None:
-            track.fraction = self._traffic.fraction(host, self.size)
+        fraction = self._traffic.fraction(host)
+        if track.done_at is None and fraction is not None:
+            track.fraction = fraction
         if self.killed_at is None or self.began is None:
             return
         for sender in new:  # the tree was whole before the kill, so this is because of it
@@ -372,8 +374,7 @@ class Reduce(Act):
 
     def _taken(self, host: int) -> float:
         """How much of what a host adds to the sum is where it goes."""
-        taken = [self._traffic.received.get(pair[::-1], 0) for pair in self.edges if pair[0] == host]
-        return min(1.0, max(taken, default=0) / self.size)
+        return max((self._traffic.taken(*pair) for pair in self.edges if pair[0] == host), default=0.0)
 
     def affected(self, victim: int) -> None:
         """Whatever its array went into begins anew, with that of a spare."""

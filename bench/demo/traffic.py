@@ -1,9 +1,12 @@
-"""Who receives from whom, and how much: the tree of an act, told from the byte counters of the agents' links.
+"""Who receives from whom, and how much: the tree of an act, told from what the agents say of their links and streams.
 
-Counters come now and then from every host. A link that broke is gone from them, and one that was made anew begins at 0.
+The tree is that of the links' byte counters, which miss nothing that came and went between two looks. A link that broke
+is gone from them, and one that was made anew begins at 0. How far a host is, its streams say: their positions are those
+of bytes that are final, or combined. A stream that is gone has brought everything, unless its sender died.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 _RECENT = 0.25
 """A host pulls from those that brought bytes in the last seconds before its newest ones."""
@@ -13,9 +16,10 @@ class Traffic:
     def __init__(self, nodes: dict[str, int]) -> None:
         self._nodes = nodes
         self._counters: dict[int, dict[str, int]] = {}
-        self.received: dict[tuple[int, int], int] = {}
-        """By receiver and sender, since the first counters of the receiver, or since `begin_anew`."""
         self._grew_at: dict[tuple[int, int], float] = {}
+        """By receiver and sender: when the last growth was seen."""
+        self._streams: dict[int, dict[tuple[str, str], tuple[int, int, int]]] = {}
+        """By receiver, and by what comes and which slot it is for: the sender, the position and the size."""
         self._dead: set[int] = set()
 
     def knows(self, receiver: int) -> bool:
@@ -36,14 +40,25 @@ class Traffic:
                 pair = (receiver, sender)
                 if pair not in self._grew_at:
                     new.append(sender)
-                self.received[pair] = self.received.get(pair, 0) + grown
                 self._grew_at[pair] = at
         return new
 
+    def note_streams(self, receiver: int, streams: Iterable[dict[str, Any]]) -> None:
+        known = self._streams.setdefault(receiver, {})
+        now = {
+            (stream["ref"], stream["into"]): (self._nodes[stream["sender"]], stream["position"], stream["size"])
+            for stream in streams
+            if stream["sender"] in self._nodes
+        }
+        for key, (sender, _, size) in list(known.items()):
+            known[key] = (sender, size, size)
+        known |= now
+        for key in [key for key, (sender, _, _) in known.items() if sender in self._dead]:
+            del known[key]
+
     def begin_anew(self, receiver: int) -> None:
         """What this host had so far was for nothing."""
-        for pair in [pair for pair in self.received if pair[0] == receiver]:
-            del self.received[pair]
+        self._streams.pop(receiver, None)
 
     def forget(self, dead: int) -> None:
         """Nobody pulls from a host that is gone, nor does it; what it still had on the wire does not count."""
@@ -60,11 +75,13 @@ class Traffic:
         """The tree now, as pairs of sender and receiver."""
         return [(sender, receiver) for receiver in receivers for sender in self.senders(receiver)]
 
-    def fraction(self, receiver: int, size: int) -> float:
-        """How much of what a host has begun to receive is there; from several senders it gets an object each."""
-        senders = [sender for host, sender in self.received if host == receiver]
-        total = sum(self.received[receiver, sender] for sender in senders)
-        return min(1.0, total / (max(1, len(senders)) * size))
+    def fraction(self, receiver: int) -> float | None:
+        """How much of what a host has begun to receive is there; None before it begins."""
+        streams = self._streams.get(receiver, {}).values()
+        total = sum(size for _, _, size in streams)
+        return sum(position for _, position, _ in streams) / total if total else None
 
-    def total(self, receiver: int) -> int:
-        return sum(count for (host, _), count in self.received.items() if host == receiver)
+    def taken(self, sender: int, receiver: int) -> float:
+        """How much of what one host sends is where it goes at the other."""
+        streams = self._streams.get(receiver, {}).values()
+        return max((position / size for source, position, size in streams if source == sender), default=0.0)

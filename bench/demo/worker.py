@@ -95,11 +95,11 @@ class Worker:
             if self._every is None:
                 continue
             try:
-                links = current.client().status()["links"]
+                status = current.client().status()
             except HopliteError:
                 return  # the agent is gone, and the next command says so
-            received = {link["peer"]: link["bytes"] for link in links if link["side"] == "receiving"}
-            self.say(received=received, at=time.monotonic())
+            received = {link["peer"]: link["bytes"] for link in status["links"] if link["side"] == "receiving"}
+            self.say(received=received, streams=status["streams"], at=time.monotonic())
 
     # --- commands ----------------------------------------------------------------------------------------------
 

@@ -66,6 +66,13 @@ def _show_agent(console: Console, agent: dict[str, Any]) -> None:
             table.add_row(found["ref"][:16], _size(found["size"]), found["phase"], idle, f"{found['pins']} gets")
         console.print(table)
 
+    if agent["streams"]:
+        table = Table("receiving", "from", "into", "so far")
+        for stream in agent["streams"]:
+            share = f"{_size(stream['position'])} of {_size(stream['size'])}"
+            table.add_row(stream["ref"][:16], stream["sender"], stream["into"][:16] or "store", share)
+        console.print(table)
+
 
 def _size(size: int) -> str:
     """Sizes for the eye."""

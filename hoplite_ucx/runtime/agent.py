@@ -423,11 +423,28 @@ class Agent:
                 }
                 for holding in memory.largest(10)
             ],
+            "streams": self._open_streams(),
             "links": [
                 {"peer": f"n{link.peer:x}", "side": link.side.value, "transport": link.transport, "bytes": link.bytes}
                 for link in self._transport.links()
             ],
         }
+
+    def _open_streams(self) -> list[dict[str, Any]]:
+        """What is being received: for the store, or into the slot that makes another ref. The position is that of what
+        is final, or combined."""
+        positions = self._transport.receive_positions() | self._local.positions()
+        return [
+            {
+                "ref": incoming.placement.version.ref.hex(),
+                "into": incoming.fetch.into.hex(),
+                "sender": label(incoming.placement.sender),
+                "position": positions.get((stream.receiver, stream.number), incoming.position),
+                "size": incoming.placement.size,
+            }
+            for stream, incoming in self.machine.fetching.streams.items()
+            if not incoming.closing
+        ]
 
 
 def _combined_bytes(effect: CombineBytes) -> CombinedBytes | CombineFailed:

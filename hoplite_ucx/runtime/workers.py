@@ -41,6 +41,7 @@ from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.store import SMALL, Backing, Segment, Store
 from hoplite_ucx.runtime.waking import now
 from hoplite_ucx.transports import shm
+from hoplite_ucx.transports.descriptors import lifted
 
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _MAX_UNSENT = 64 << 20
@@ -106,7 +107,7 @@ class Workers:
         }
 
     def listen(self, name: str) -> None:
-        self._listening = listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening = listening = lifted(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listening.setblocking(False)
         listening.bind(name)
         listening.listen(1024)
@@ -145,7 +146,7 @@ class Workers:
             connection.close()
             return
         connection.setblocking(False)
-        WorkerSession(self._loop, connection, self)
+        WorkerSession(self._loop, lifted(connection), self)
 
     def hello(self, session: "WorkerSession", hello: wire.Hello) -> None:
         if hello.wire != wire.WIRE:

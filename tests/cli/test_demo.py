@@ -167,14 +167,31 @@ def test_traffic() -> None:
     assert traffic.note(2, {"a": 150, "b": 30}, 1.1) == [0, 1]
     assert traffic.edges([0, 1, 2]) == [(0, 2), (1, 2)]
     assert traffic.note(2, {"a": 20, "b": 30}, 1.5) == []  # a new connection counts from 0
-    assert traffic.received == {(2, 0): 70, (2, 1): 30}
     assert traffic.senders(2) == [0]
-    assert traffic.fraction(2, 100) == 0.5
     traffic.forget(0)
     assert traffic.note(2, {"a": 90, "b": 40, "unknown": 7}, 1.6) == []
     assert traffic.senders(2) == [1]
+
+
+def test_bars_are_those_of_the_streams() -> None:
+    def stream(ref: str, sender: str, position: int) -> dict[str, Any]:
+        return {"ref": ref, "into": "slot", "sender": sender, "position": position, "size": 100}
+
+    traffic = Traffic({"a": 0, "b": 1, "c": 2})
+    traffic.note_streams(2, [])
+    assert traffic.fraction(2) is None
+    traffic.note_streams(2, [stream("one", "a", 50), stream("two", "b", 10), stream("three", "unknown", 9)])
+    assert traffic.fraction(2) == 0.3
+    assert traffic.taken(0, 2) == 0.5
+    traffic.note_streams(2, [stream("two", "b", 20)])
+    assert traffic.fraction(2) == 0.6, "a stream that is gone has brought everything"
+    traffic.note_streams(2, [stream("two", "a", 40), stream("one", "b", 70)])
+    assert traffic.fraction(2) == 0.55, "it goes on behind another sender"
+    traffic.forget(1)
+    traffic.note_streams(2, [stream("two", "a", 50)])
+    assert traffic.fraction(2) == 0.5, "and what the dead sent counts no more"
     traffic.begin_anew(2)
-    assert traffic.fraction(2, 100) == 0.0
+    assert traffic.fraction(2) is None
 
 
 def test_paths() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.directory.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
-from hoplite_ucx.protocol.events import Disconnect, Probe, Probed, SessionLost, Tick
+from hoplite_ucx.protocol.events import Disconnect, FromNode, Probe, Probed, SessionLost, Tick
 from hoplite_ucx.protocol.ids import next_life
 from hoplite_ucx.protocol.messages import (
     Aborted,
@@ -351,6 +351,8 @@ def test_a_broken_stream_makes_the_sender_suspect_and_its_port_is_asked() -> Non
     assert [e for e in d.effects if isinstance(e, Probe)] == [Probe(d["B"], f"address{d['B']}")]
     assert not d.directory.members[d["B"]].usable()
     d.handle(Probed(d["B"], accepted=True))
+    assert not d.directory.members[d["B"]].usable(), "a port may outlive its process"
+    d.tell("B", Heartbeat())
     assert d.directory.members[d["B"]].usable()
 
 
@@ -732,3 +734,62 @@ def test_the_story_of_an_object_names_what_happened() -> None:
     story = " / ".join(text for _, text in d.directory.story(R))
     for words in ("n1 put", "n2 placed behind n1", "n3 lost its sender at 1048576: broken"):
         assert words in story
+
+
+# --- streams that break -----------------------------------------------------------------------------------------
+
+
+def broken_stream(fault: StreamFault = StreamFault.BROKEN) -> DirectoryDriver:
+    """B was getting the object from A, and says how its stream ended."""
+    d = DirectoryDriver("A", "B")
+    d.put("A", 1)
+    place = d.want("B", 1)
+    effects = d.handle(FromNode(d["B"], StreamFailed(place.version, place.number, 5, place.sender, fault, wanted=True)))
+    assert Probe(d["A"], d.directory.members[d["A"]].address) in effects
+    return d
+
+
+def test_a_port_that_accepts_does_not_clear_who_broke_a_stream() -> None:
+    """A process that was killed lets go of its port late: it is asked again, until it refuses."""
+    d = broken_stream()
+    for _ in range(3):
+        d.handle(Probed(d["A"], accepted=True))
+        assert d.directory.members[d["A"]].suspect
+        assert d.heard_all(Place, "B") == []
+        d.now += 0.03
+        assert [type(effect) for effect in d.handle(Tick())] == [Probe]
+    d.handle(Probed(d["A"], accepted=False))
+    assert d.directory.members.get(d["A"]) is None
+    assert [message.failure.kind for message in d.heard_all(Failed, "B")] == [FailureKind.LOST]
+
+
+def test_its_own_word_clears_it() -> None:
+    d = broken_stream()
+    d.handle(Probed(d["A"], accepted=True))
+    d.pass_time(0.1, beating=("A", "B"))
+    assert not d.directory.members[d["A"]].suspect
+    assert [place.sender for place in d.heard_all(Place, "B")] == [d["A"]]
+    d.now += 1
+    assert ("probe", d["A"]) not in d.directory.timers()
+
+
+def test_it_is_not_asked_for_ever() -> None:
+    d = broken_stream()
+    d.handle(Probed(d["A"], accepted=True))
+    probes = 0
+    for _ in range(100):
+        d.now += 0.03
+        d.handle(FromNode(d["B"], Heartbeat()))
+        for effect in d.handle(Tick()):
+            if isinstance(effect, Probe):
+                probes += 1
+                d.handle(Probed(effect.node, accepted=True))
+    assert 10 < probes < 60
+    assert d.directory.members.get(d["A"]) is None, "its lease has run out"
+    assert ("probe", d["A"]) not in d.directory.timers()
+
+
+def test_a_port_that_accepts_clears_who_was_slow() -> None:
+    d = broken_stream(StreamFault.STALLED)
+    d.handle(Probed(d["A"], accepted=True))
+    assert not d.directory.members[d["A"]].suspect

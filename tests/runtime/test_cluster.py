@@ -14,6 +14,7 @@ from hoplite_ucx.errors import (
     StoreFullError,
 )
 from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime import values
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.store import SMALL
 from tests.runtime.live import Live, live_cluster
@@ -156,6 +157,35 @@ def test_what_cannot_be_combined_gives_nobody_bytes(live: Live, size: int, every
     assert live.hosts[1].client.wait([target.binary], 1, 5)[0] == [target.binary]
     assert [host.status()["memory"]["used"] for host in live.hosts] == used
     live.hosts[0].client.delete([target.binary, *names], 5)
+
+
+def test_streams_are_listed_while_they_are_open(live: Live) -> None:
+    """The sender is a draft that does not grow: its first half comes, and then nothing."""
+    draft_ref = ObjectRef.random()
+    source, idle, getter = live.hosts
+    layout = values.encode(np.ones(1 << 20)).layout
+    draft = source.client.begin_put(draft_ref.binary, 8 << 20, layout, 5)
+    draft.memory[: 4 << 20] = bytes(4 << 20)
+    draft.advance(4 << 20)
+    thread = threading.Thread(target=getter.get, args=(draft_ref,))
+    thread.start()
+    try:
+        eventually(lambda: [stream["position"] for stream in getter.status()["streams"]] == [4 << 20])
+        (stream,) = getter.status()["streams"]
+        assert stream == {
+            "ref": draft_ref.hex(),
+            "into": "",
+            "sender": f"n{source.agent.report['agent']}",
+            "position": 4 << 20,
+            "size": 8 << 20,
+        }
+    finally:
+        draft.memory[4 << 20 :] = bytes(4 << 20)
+        draft.finish(5)
+        thread.join(10)
+    eventually(lambda: not getter.status()["streams"])
+    assert not idle.status()["streams"]
+    idle.client.delete([draft_ref.binary], 5)
 
 
 def test_wait_and_delete(live: Live) -> None:

@@ -282,3 +282,17 @@ def test_several_agents_on_one_host_must_be_named() -> None:
             assert hoplite.get(ref, timeout=10) == "over there"
         finally:
             hoplite.shutdown()
+
+
+def test_the_sockets_of_an_agent_lie_above_its_memory() -> None:
+    """So the kernel closes them first when it is killed."""
+    with live_cluster(2) as live:
+        live.hosts[1].get(live.hosts[0].put(random_bytes(4 << 20)))
+        for host in live.hosts:
+            folder = Path(f"/proc/{host.agent.process.pid}/fd")
+            kinds = {int(entry.name): str(entry.readlink()) for entry in folder.iterdir()}
+            memory = [fd for fd, kind in kinds.items() if "memfd:hoplite" in kind]
+            high = [fd for fd, kind in kinds.items() if kind.startswith("socket:") and fd > max(memory)]
+            assert memory
+            # The listener, the directory, a peer's session and link, and those of the workers.
+            assert len(high) >= 6

@@ -25,6 +25,7 @@ from contextlib import ExitStack, suppress
 from struct import Struct
 
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
+from hoplite_ucx.transports.descriptors import lifted
 from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError, connection_broke
 from hoplite_ucx.transports.handshake import HANDSHAKE_SECONDS, Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
@@ -234,7 +235,7 @@ class ReceivingLink:
         host, port = parse_address(self.address)
         try:
             family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = lifted(socket.socket(family, socket.SOCK_STREAM))
             with self._lock:
                 self._sock = sock  # from here on `break_off` ends whatever it waits for
                 if self._closed:

@@ -581,6 +581,8 @@ def _check_timers(directory: "Directory") -> None:
             case ("tombstone", bytes() as ref):
                 assert ref in directory.records, f"{short(ref)}: a tombstone of nothing expires"
                 assert directory.records[ref].deleted, f"{short(ref)}: a tombstone of a live ref expires"
+            case ("probe", int() as node):
+                assert directory.members.get(node) is not None, f"{label(node)}: gone, and yet to be probed"
             case ("place", bytes() as ref):
                 record = directory.records.get(ref)
                 assert record is not None, f"{short(ref)}: unknown, and yet to be placed"

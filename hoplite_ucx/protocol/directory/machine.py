@@ -242,6 +242,8 @@ class Directory:
                     self._sweep()
                 case "recover":
                     self._end_recovery()
+                case ("probe", int() as node):
+                    self.members.ask_again(node)
                 case ("place", bytes() as ref):
                     self.objects.place_again(self.records[ref])
                 case ("tombstone", bytes() as ref):
@@ -353,7 +355,7 @@ class Directory:
             return
         sender = self.members.get(failed.sender)
         if sender is not None and failed.fault in (StreamFault.BROKEN, StreamFault.STALLED):
-            self.members.suspect(sender)
+            self.members.suspect(sender, broke=failed.fault is StreamFault.BROKEN)
         if not failed.into:
             stripes.leave(self.objects, broadcast, member, failed.number)
         key = receiver_key(member.node, failed.into)

@@ -4,6 +4,9 @@ A node is suspect when its session broke, a peer lost it, or it has been silent 
 nodes are not asked to send, but nothing is taken from them. It is dead when its port refuses a connection, or its
 lease has run out, or another node has joined from its address. The dead are fenced: nothing they say counts any more,
 until they come back under a new name.
+
+A process that was killed takes a while to let go of its port, which accepts connections meanwhile. So if a stream of a
+node has broken, only its own word clears it, and its port is asked again and again until then.
 """
 
 from collections import OrderedDict
@@ -17,6 +20,7 @@ from hoplite_ucx.protocol.messages import Join
 from hoplite_ucx.protocol.placement import Nic
 
 _FENCES_KEPT = 100_000
+_ASK_AGAIN = 0.03
 
 
 @dataclass(slots=True)
@@ -31,6 +35,8 @@ class Member:
     connected: bool = True
     suspect: bool = False
     probing: bool = False
+    broke: float | None = None
+    """When a peer last lost a stream of it."""
     receiving: int = 0
     sending: int = 0
     refs: dict[bytes, None] = field(default_factory=dict)
@@ -90,12 +96,20 @@ class Members:
             member.suspect = False
             self._world.supply_changed()
 
-    def suspect(self, member: Member) -> None:
+    def suspect(self, member: Member, *, broke: bool = False) -> None:
         """Ask its port what is true; a refusal is the quickest proof of death."""
         member.suspect = True
+        if broke:
+            member.broke = self._world.now
         if not member.probing:
             member.probing = True
             self._world.emit(Probe(member.node, member.address))
+
+    def ask_again(self, node: NodeId) -> None:
+        """Its port accepted a connection, and it has not said a word since a stream of it broke."""
+        member = self._members.get(node)
+        if member is not None and member.suspect:
+            self.suspect(member)
 
     def session_lost(self, member: Member) -> None:
         member.connected = False
@@ -106,7 +120,11 @@ class Members:
         member.probing = False
         if accepted is False:
             return True
-        if accepted and member.connected and now - member.heard < self._world.settings.suspicion:
+        suspicion = self._world.settings.suspicion
+        if member.broke is not None and member.heard <= member.broke:
+            if now - member.broke < suspicion:  # after that it is silent, and asked for that
+                self._world.timers.set(("probe", member.node), now + _ASK_AGAIN)
+        elif accepted and member.connected and now - member.heard < suspicion:
             member.suspect = False
             self._world.supply_changed()
         return False
@@ -126,6 +144,7 @@ class Members:
 
     def remove(self, member: Member, *, fence: bool) -> None:
         del self._members[member.node]
+        self._world.timers.cancel(("probe", member.node))
         identity = identity_of(member.node)
         if self._by_address.get(member.address) is member:
             del self._by_address[member.address]
