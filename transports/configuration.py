@@ -34,6 +34,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 
 __all__ = ["CONFIG", "Configuration", "ConfigurationError", "Kind", "Rule", "load"]
@@ -45,14 +46,14 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "K": 1 << 10, "MIB": 1 << 20, "M": 1 <<
 _SEGMENTS = (8 << 10, 16 << 20)
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(TransportError, ValueError):
     """Where, which key, what is wrong with it, and what to write."""
 
     def __init__(self, place: str, key: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{place}: {key}: {problem}; {remedy}")
+        super().__init__(f"{place}: {key}: {problem}", place, remedy)
+        self.args = (f"{self.detail}; {remedy}",)
         self.place = place
         self.key = key
-        self.remedy = remedy
 
 
 class Kind(StrEnum):

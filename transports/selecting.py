@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from hoplite_ucx.transports.configuration import Kind, load
+from hoplite_ucx.transports.detection import Machine, UcxBuild, rdma_devices, ucx_build
 from hoplite_ucx.transports.errors import HandshakeError
 from hoplite_ucx.transports.handshake import Identity, Peer
 from hoplite_ucx.transports.interface import (
@@ -40,7 +42,24 @@ from hoplite_ucx.transports.ucx.library import UcxMissingError
 from hoplite_ucx.transports.ucx.settings import MARK, Greeting
 from hoplite_ucx.transports.ucx.transport import UcxTransport
 
-__all__ = ["SelectingTransport"]
+__all__ = ["SelectingTransport", "open_transport"]
+
+
+def open_transport(me: Identity, on_link_lost: LinkLost | None = None) -> SelectingTransport:
+    """The transport of a node, as its configuration and its machine want it. Takes a moment if UCX must be loaded.
+
+    UCX is loaded only if a rule asks for it, or if there is RDMA. Raises a `ConfigurationError` if the configuration
+    makes no sense or cannot be kept, and a `TransportError` if UCX does not start with its settings.
+    """
+    configuration = load()
+    devices = tuple(rdma_devices())
+    rdma = configuration.transport is Kind.AUTO and any(device.ucx_names() for device in devices)
+    unused = UcxBuild(failure="no rule asks for it, and there is no RDMA")
+    ucx = ucx_build() if configuration.wants_ucx or rdma else unused
+    selection = Selection(configuration, Machine(devices, ucx, -1, -1), time.monotonic)
+    transport = SelectingTransport(me, selection, on_link_lost)
+    transport.start()
+    return transport
 
 
 class SelectingTransport(Transport):
