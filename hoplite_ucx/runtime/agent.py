@@ -65,9 +65,9 @@ from hoplite_ucx.runtime.workers import Workers, socket_name
 from hoplite_ucx.transports.addresses import check_token
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
-from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Sink, Transport
+from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink
+from hoplite_ucx.transports.selecting import open_transport
 from hoplite_ucx.transports.session import Listener, Session, connect
-from hoplite_ucx.transports.tcp import TcpTransport
 
 _log = logging.getLogger("hoplite.agent")
 
@@ -120,8 +120,7 @@ class Agent:
         self._peers = PeerSessions(self._me, self.dispatch)
         self._workers = Workers(self.dispatch, self._greeting, self.status, self._is_stored)
         self._store = self._workers.store = Store(profile.memory, self._workers.forget)
-        self._transport: Transport
-        self._transport = transport = TcpTransport(self._me)
+        self._transport = transport = await self._loop.run_in_executor(None, open_transport, self._me)
         self._listener = Listener(self._me, {Kind.PEER: self._peers.accept}, transport.adopt, on_refused=tell_refused)
         self.address = await self._listener.start(host, profile.port)
         node_profile = NodeProfile(
@@ -424,11 +423,25 @@ class Agent:
                 for holding in memory.largest(10)
             ],
             "streams": self._open_streams(),
-            "links": [
-                {"peer": f"n{link.peer:x}", "side": link.side.value, "transport": link.transport, "bytes": link.bytes}
-                for link in self._transport.links()
-            ],
+            "links": self._links(),
         }
+
+    def _links(self) -> list[dict[str, Any]]:
+        """Why a link is what it is, is known where it is received on: the receiver chooses."""
+        reasons, lanes = self._transport.reasons(), self._transport.lanes()
+        return [
+            {
+                "peer": f"n{link.peer:x}",
+                "side": link.side.value,
+                "transport": link.transport,
+                "bytes": link.bytes,
+                "lanes": lanes.get((link.peer, link.side), []) if link.transport == "ucx" else [],
+                "reason": reasons[link.peer].reason
+                if link.side is Side.RECEIVING and link.peer in reasons
+                else "as the receiver chose",
+            }
+            for link in self._transport.links()
+        ]
 
     def _open_streams(self) -> list[dict[str, Any]]:
         """What is being received: for the store, or into the slot that makes another ref. The position is that of what
