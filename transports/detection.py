@@ -25,7 +25,6 @@ VERBS_REMEDY = (
 
 _CLASS = Path("sys/class/infiniband")
 _RDMA_TLS = frozenset({"rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5", "srd"})
-_RESOURCE = re.compile(r"resource\s+\d+\s*:.*?(\w+)/(\S+)\s*$", re.MULTILINE)
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -145,17 +144,16 @@ def ucx_build() -> UcxBuild:
     """Ask the UCX of this process what it can use here, by making a context with everything."""
     try:
         loaded = library.load()
-        info = str(loaded.context({"TLS": "all"}).info)
+        found = loaded.resources(loaded.context({"TLS": "all"}))
     except TransportError as error:
         return UcxBuild(failure=error.detail)
     except Exception as error:  # UCX refuses to start: its own words say why
         return UcxBuild(failure=f"UCX does not start: {error}")
-    found = _RESOURCE.findall(info)
     return UcxBuild(
         version=".".join(map(str, loaded.version)),
         path=_mapped("libucp.so"),
-        transports=tuple(sorted({transport for transport, _ in found})),
-        devices=tuple(sorted({f"{transport}/{device}" for transport, device in found})),
+        transports=tuple(sorted({lane.transport for lane in found})),
+        devices=tuple(sorted({f"{lane.transport}/{lane.device}" for lane in found})),
     )
 
 

@@ -1,12 +1,36 @@
 """The UCX transport keeps what every transport must, over UCX's TCP and its shared memory."""
 
-from collections.abc import Callable
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
+from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.conformance import CHECKS, Maker
+from hoplite_ucx.transports.conformance.tools import Receiving, Serving, filled, pattern, wait_until
+from hoplite_ucx.transports.errors import TransportError, ViolationError
+from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.interface import Fault, Side
+from hoplite_ucx.transports.memory import Memory
+from hoplite_ucx.transports.ucx import receiving
 from hoplite_ucx.transports.ucx.endpoint import SharedMemoryEndpoint, UcxEndpoint
+from hoplite_ucx.transports.ucx.frames import RECORD, Record
+from hoplite_ucx.transports.ucx.library import load
+from hoplite_ucx.transports.ucx.settings import (
+    GREETING_LENGTH,
+    MARK,
+    MAX_GREETING,
+    DisagreementError,
+    Greeting,
+    UcxSettings,
+)
+from hoplite_ucx.transports.ucx.worker import Worker
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
 
@@ -15,3 +39,161 @@ pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip i
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_conformance(check: Callable[[Maker], None], make: Maker) -> None:
     check(make)
+
+
+class OtherSegment(UcxEndpoint):
+    settings = UcxSettings(segment=64 << 10)
+
+
+class Unusable(UcxEndpoint):
+    settings = UcxSettings(tls=("no_such_transport",))
+
+
+KEY = (2, 1)
+SIZE = 300_000
+
+
+def test_settings_that_differ_are_refused_before_ucx_is_connected() -> None:
+    lost: list[tuple[int, Side, Exception]] = []
+    with UcxEndpoint(1, on_lost=lambda *why: lost.append(why)) as a, OtherSegment(2, on_lost=a.transport._lost) as b:
+        assert Receiving(b, 1, a.address, KEY, SIZE).wait(5) == (0, Fault.BROKEN)
+        wait_until(lambda: len(lost) == 2, "both sides tell")
+        for _, _, error in lost:
+            assert isinstance(error, DisagreementError)
+            assert "ucx.segment" in str(error)
+            assert "same [ucx] settings" in str(error)
+
+
+def test_settings_that_ucx_refuses_close_the_streams() -> None:
+    lost: list[tuple[int, Side, Exception]] = []
+    with Unusable(1, on_lost=lambda *why: lost.append(why)) as a:
+        assert Receiving(a, 2, "127.0.0.1:1", KEY, SIZE).wait(5) == (0, Fault.BROKEN)
+        Serving(a, 2, (2, 2), filled(1, SIZE), SIZE).wait(5)
+    assert "correct the [ucx] section" in str(lost[0][2])
+
+
+def test_the_endpoint_says_which_lanes_it_got() -> None:
+    with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
+        Serving(a, 2, KEY, filled(1, SIZE), SIZE)
+        Receiving(b, 1, a.address, KEY, SIZE).complete(1)
+        ((where, lanes),) = b.transport.lanes().items()
+        assert where == (1, Side.RECEIVING)
+        assert [(lane.transport, lane.device) for lane in lanes] == [("tcp", "lo")]
+
+
+def test_memory_that_may_not_be_written_is_never_given_to_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bool] = []
+    send = Worker.send
+
+    def watched(self: Worker, endpoint: Any, window: memoryview, tag: int) -> Any:
+        sent.append(window.readonly)
+        return send(self, endpoint, window, tag)
+
+    monkeypatch.setattr(Worker, "send", watched)
+    with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
+        Serving(a, 2, KEY, Memory(memoryview(pattern(1, 0, SIZE)), SIZE), SIZE)
+        Receiving(b, 1, a.address, KEY, SIZE).complete(1)
+    assert sent
+    assert not any(sent)
+
+
+def test_a_thousand_cancelled_streams() -> None:
+    """At all moments, on both sides; and the link is still good."""
+    draw = random.Random(1)
+    source = filled(1, 1 << 20)
+    with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
+        for number in range(1000):
+            key = (2, number)
+            incoming = Receiving(b, 1, a.address, key, 1 << 20)
+            outgoing = Serving(a, 2, key, source, 1 << 20)
+            if draw.random() < 0.5:
+                time.sleep(draw.random() * 0.002)
+            first, second = draw.sample((incoming, outgoing), 2)
+            first.cancel()
+            second.cancel()
+            incoming.wait(5)
+            outgoing.wait(5)
+        Serving(a, 2, KEY[::-1], source, 1 << 20)
+        Receiving(b, 1, a.address, KEY[::-1], 1 << 20).complete(1)
+
+
+def test_a_forked_child_is_told() -> None:
+    with UcxEndpoint(1) as a:
+        engine = a.transport.start()
+        engine._pid = -1  # as a child would see it
+        with pytest.raises(TransportError, match="fork"):
+            engine.call(lambda: None)
+        engine._pid = os.getpid()
+
+
+@contextmanager
+def false_receiver(end: UcxEndpoint) -> Iterator[socket.socket]:
+    """One that proves the token and then says what the test wants."""
+    me = Identity(2, b"", info=MARK)
+    with socket.create_connection(parse_address(end.address)) as sock:
+        run_blocking(client(me, Kind.BULK, end.address), sock, end.address)
+        yield sock
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 1000,
+        GREETING_LENGTH.pack(MAX_GREETING + 1),
+        GREETING_LENGTH.pack(5) + b"\xc1\xc1\xc1\xc1\xc1",
+        GREETING_LENGTH.pack(0),
+        Greeting((9, 9, 9), UcxSettings().agreed(), b"somewhere").encode(),
+        Greeting((1, 22, 0), UcxSettings().agreed(), b"").encode(),
+    ],
+    ids=["noise", "too_long", "no_sense", "empty", "release", "no_address"],
+)
+def test_a_greeting_that_makes_no_sense(data: bytes) -> None:
+    with UcxEndpoint(1) as a:
+        with false_receiver(a) as sock:
+            sock.sendall(data)
+            sock.settimeout(5)
+            with suppress(ConnectionResetError):
+                while sock.recv(1000):
+                    pass
+        wait_until(lambda: not a.transport.links(), "the link is gone", 5)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        RECORD.pack(9, 1, 0, 0, 0),
+        RECORD.pack(Record.OPEN, 0, *KEY, 0),
+        RECORD.pack(Record.OPEN, 1, *KEY, 0) * 2,
+        RECORD.pack(Record.OPEN, 1, *KEY, 0) + RECORD.pack(Record.PULL, 1, 0, 0, SIZE + 1),
+        RECORD.pack(Record.OPEN, 1, *KEY, 0) + RECORD.pack(Record.PULL, 1, 0, 7, 100),
+        RECORD.pack(Record.OPEN, 1, *KEY, 0) + RECORD.pack(Record.PULL, 1, 0, 0, 0),
+    ],
+    ids=["kind", "channel_0", "twice", "beyond_the_watermark", "a_gap", "nothing"],
+)
+def test_a_receiver_that_breaks_the_rules(records: bytes) -> None:
+    lost: list[tuple[int, Side, Exception]] = []
+    with UcxEndpoint(1, on_lost=lambda *why: lost.append(why)) as a, UcxEndpoint(3) as other:
+        outgoing = Serving(a, 2, KEY, filled(1, SIZE), SIZE)
+        worker = Worker(load(), load().context(UcxSettings().for_ucx()), UcxSettings())
+        with false_receiver(a) as sock:
+            sock.sendall(worker.greeting(7).encode() + records)
+            sock.settimeout(5)
+            with suppress(ConnectionResetError):
+                while sock.recv(1000):
+                    pass
+        worker.close()
+        outgoing.wait(5)
+        assert isinstance(lost[0][2], ViolationError)
+        Serving(a, 3, (3, 1), filled(1, SIZE), SIZE)
+        Receiving(other, 1, a.address, (3, 1), SIZE).complete(1)
+
+
+def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "IDLE_SECONDS", 0.1)
+    lost: list[object] = []
+    with UcxEndpoint(1, on_lost=lambda *why: lost.append(why)) as a, UcxEndpoint(2) as b:
+        for number in range(2):
+            Serving(a, 2, (2, number), filled(number, SIZE), SIZE)
+            Receiving(b, 1, a.address, (2, number), SIZE).complete(number)
+            wait_until(lambda: not a.transport.links() and not b.transport.links(), "the links are gone", 5)
+    assert not lost

@@ -154,12 +154,12 @@ class Engine:
         links = list(worker.links)
         for link in links:
             link.break_off(None)
-        for link in links:
-            link.forget_requests()
+        memory = [link.forget_requests() for link in links]
         if worker is self._shared:
             self._shared = None
         if worker in self._workers:
             self._close_worker(worker)
+        memory.clear()  # not before
         for link in links:
             link.release()
 
@@ -194,6 +194,8 @@ class Engine:
     def _run(self) -> None:
         try:
             self._context = self.library.context(self.settings.for_ucx())
+            if all(lane.transport == "self" for lane in self.library.resources(self._context)):
+                raise LookupError(f"it has none of {', '.join(self.settings.tls)} on these devices")
             self._close_worker(self._new_worker())  # whether it works is known before the first link
         except Exception as error:
             self._failure = error

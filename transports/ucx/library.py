@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,6 +29,7 @@ OLDEST = (1, 19)
 """What ucxx 0.52 was made for; it refuses older ones by itself."""
 
 _REMEDY = "pip install 'hoplite-ucx[ucx]', or leave UCX out of the configuration"
+_RESOURCE = re.compile(r"resource\s+\d+\s*:.*?(\w+)/(\S+)\s*$", re.MULTILINE)
 _MAX_LANES = 16
 _EP_TRANSPORTS = 1 << 3
 
@@ -84,6 +86,10 @@ class Library:
 
     def context(self, options: dict[str, str]) -> Any:
         return self._api.UCXContext(options, (self._api.Feature.TAG, self._api.Feature.WAKEUP))
+
+    def resources(self, context: Any) -> list[Lane]:
+        """What a context can use on this machine."""
+        return [Lane(*found) for found in _RESOURCE.findall(str(context.info))]
 
     def worker(self, context: Any) -> Worker:
         worker = self._api.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)

@@ -151,5 +151,5 @@ class Link(ABC):
         """Close those streams of the broken link that have no requests; `advance` closes the others."""
 
     @abstractmethod
-    def forget_requests(self) -> None:
-        """The worker is about to end, and everything with it."""
+    def forget_requests(self) -> list[memoryview]:
+        """The worker is about to end, and everything with it. Returns their memory, to be kept until then."""

@@ -43,7 +43,10 @@ _SMALL_AHEAD = 1
 
 @dataclass(slots=True, eq=False)
 class Pull:
+    """A posted receive. UCX does not keep the memory: this does."""
+
     request: library.Request
+    window: memoryview
     end: int
     tag: int
     void: bool = False
@@ -245,7 +248,7 @@ class ReceivingLink(Link):
         self._number += 1
         incoming.requested += length
         incoming.pulled += 1
-        incoming.pulls.append(Pull(request, incoming.requested, tag))
+        incoming.pulls.append(Pull(request, window, incoming.requested, tag))
         self.engine.active.add(self)
 
     def heard(self, connection: Connection) -> None:
@@ -357,10 +360,12 @@ class ReceivingLink(Link):
             # What had begun is completed by the closed endpoint in the next round; the rest is told apart by that.
             self.engine.call(lambda: self.engine.call(self._settle_all))
 
-    def forget_requests(self) -> None:
+    def forget_requests(self) -> list[memoryview]:
+        memory = [pull.window for incoming in self.streams.values() for pull in incoming.pulls]
         for incoming in self.streams.values():
             incoming.pulls.clear()
         self.endpoint = None
+        return memory
 
     def _settle_all(self) -> None:
         for incoming in self.streams.values():

@@ -41,8 +41,14 @@ class Pull:
 
 @dataclass(slots=True, eq=False)
 class Send:
+    """A message under way. UCX does not keep the memory: this does."""
+
     request: library.Request
-    length: int
+    window: memoryview
+
+    @property
+    def length(self) -> int:
+        return self.window.nbytes
 
 
 class Outgoing:
@@ -261,7 +267,7 @@ class SendingLink(Link):
         assert self._greeting is not None
         window = _writable(outgoing.source, pull.offset, pull.length)
         request = self.worker.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
-        outgoing.sends.append(Send(request, pull.length))
+        outgoing.sends.append(Send(request, window))
         outgoing.answered += 1
         outgoing.position = pull.offset + pull.length
         self._flight_messages += 1
@@ -337,10 +343,12 @@ class SendingLink(Link):
         else:
             self.engine.active.add(self)
 
-    def forget_requests(self) -> None:
+    def forget_requests(self) -> list[memoryview]:
+        memory = [send.window for outgoing in self.streams.values() for send in outgoing.sends]
         for outgoing in self.streams.values():
             outgoing.sends.clear()
         self.endpoint = None
+        return memory
 
 
 def _writable(source: Source, offset: int, length: int) -> memoryview:

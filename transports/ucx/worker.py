@@ -25,8 +25,8 @@ class User(Protocol):
 
     def break_off(self, error: Exception | None) -> None: ...
 
-    def forget_requests(self) -> None:
-        """The worker is about to end, and everything with it."""
+    def forget_requests(self) -> list[memoryview]:
+        """The worker is about to end, and everything with it. Returns their memory, to be kept until then."""
         ...
 
     def release(self) -> None: ...
