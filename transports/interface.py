@@ -90,7 +90,8 @@ class Sink(Protocol):
     def window(self, offset: int, length: int) -> memoryview:
         """Writable memory for the bytes from `offset` on: at least one and at most `length` bytes, below `limit()`.
 
-        Bytes may be written there until the next call of `arrived` or `end`.
+        Several windows may be given out, one behind the other. Bytes may be written to each, in any order, until
+        `arrived` has passed it or `end` is called.
         """
         ...
 
