@@ -92,8 +92,9 @@ def _run(seeds: range, mutant: str | None, jobs: int, *, tell: bool, reductions:
 
 
 def _run_batch(seeds: range, *, mutant: str | None, tell: bool, reductions: bool) -> list[Outcome]:
-    cluster_type = VirtualCluster if mutant is None else MUTANTS[mutant]()
-    return [run_seed(seed, cluster_type, tell=tell, reductions=reductions) for seed in seeds]
+    cluster_type = VirtualCluster if mutant is None else MUTANTS[mutant].cluster()
+    focus = None if mutant is None else MUTANTS[mutant].focus
+    return [run_seed(seed, cluster_type, tell=tell, reductions=reductions, focus=focus) for seed in seeds]
 
 
 def _show(summary: Mapping[str, object], told: list[Outcome], mutant: str | None, options: str) -> None:

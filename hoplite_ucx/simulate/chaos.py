@@ -40,6 +40,7 @@ class Ambush(enum.Enum):
     PLACEMENT = "placement"
     TRANSFER = "transfer"
     SLOT = "slot"
+    STRIPE = "stripe"
     DIRECTORY = "directory"
 
 
@@ -64,10 +65,12 @@ def run_seed(
     *,
     tell: bool = False,
     reductions: bool = True,
+    focus: Ambush | None = None,
 ) -> Outcome:
-    """One run; whatever goes wrong in it is the outcome, not an exception. `tell` its story even if all went well."""
+    """One run; whatever goes wrong in it is the outcome, not an exception. `tell` its story even if all went well. With
+    a `focus` every run has that ambush, and what it takes for it."""
     began = time.process_time()
-    chaos = Chaos(seed, cluster_type, reductions=reductions)
+    chaos = Chaos(seed, cluster_type, reductions=reductions, focus=focus)
     outcome = Outcome(seed)
     try:
         chaos.run()
@@ -88,7 +91,14 @@ def run_seed(
 
 
 class Chaos:
-    def __init__(self, seed: int, cluster_type: type[VirtualCluster], *, reductions: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        cluster_type: type[VirtualCluster],
+        *,
+        reductions: bool = True,
+        focus: Ambush | None = None,
+    ) -> None:
         self._random = rng = random.Random(seed)
         self._nodes = rng.randint(3, 8)
         self._granule = rng.choice((_GRANULE, _GRANULE // 4))
@@ -97,6 +107,8 @@ class Chaos:
         self._stormy = rng.random() < 0.8
         ambush = rng.choice([*Ambush, Ambush.PLACEMENT, Ambush.DIRECTORY])
         self._ambush = ambush if self._stormy and rng.random() < 0.6 else None
+        if focus is not None:
+            self._stormy, self._ambush = True, focus
         if self._ambush is Ambush.SLOT:
             self._largest = 12 * self._granule  # long enough to die in the middle, with room for other copies
             tight = False
@@ -141,7 +153,7 @@ class Chaos:
         self._sizes = {ref: self._some_size() for ref in self._plain}
         self._homes: dict[bytes, int] = {}  # sources of an allreduce, and where each is put first
         self._allreduces: dict[bytes, None] = {}
-        often = 1.0 if self._ambush is Ambush.SLOT else 0.7
+        often = 1.0 if self._ambush in (Ambush.SLOT, Ambush.STRIPE) else 0.7
         self._reductions = self._some_reductions() if reductions and rng.random() < often else {}
         self._sources = [ref for ref in self._sizes if ref not in self._plain]
         self._refs = [*self._plain, *self._sources, *self._reductions]
@@ -154,7 +166,7 @@ class Chaos:
         rng = self._random
         slots = self._ambush is Ambush.SLOT
         size = self._largest if slots else self._some_size()
-        everywhere = not slots and rng.random() < 0.4
+        everywhere = self._ambush is Ambush.STRIPE or (not slots and rng.random() < 0.4)
         least = 3 if slots else 1
         number = rng.randint(3, self._nodes) if everywhere else rng.randint(least, 7)
         sources = [self.cluster.new_ref() for _ in range(number)]
@@ -355,7 +367,7 @@ class Chaos:
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         if self._ambush is Ambush.COMPLETION and isinstance(message, Completed):
             self._ambush_completion(node, message)
-        elif self._ambush is Ambush.SLOT and isinstance(message, Bound):
+        elif self._ambush in (Ambush.SLOT, Ambush.STRIPE) and isinstance(message, Bound):
             self._ambush_slot(node, message)
 
     def _ambush_completion(self, node: VirtualNode, message: Completed) -> None:

@@ -5,6 +5,7 @@ protocol; the number of seeds until it is caught says how well that rule is watc
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Eviction
 from hoplite_ucx.protocol.node.calls import PendingPut
 from hoplite_ucx.protocol.node.memory import Holding
+from hoplite_ucx.simulate.chaos import Ambush
 from hoplite_ucx.simulate.cluster import VirtualCluster
 
 
@@ -131,6 +133,9 @@ class _BeginsTooFar(Reduction):
         lowest = super()._lowest_needed(slot)
         return min(lowest + lowest // 2, self._size)
 
+    def beginning_lacks(self, slot: Slot) -> None:
+        """Nor is that put right."""
+
 
 class _SealsEarly(Reduction):
     """Decides a result while a source of it may still become another version."""
@@ -155,18 +160,26 @@ def _with_node(node: type[NodeState]) -> type[VirtualCluster]:
     return type("MutantCluster", (VirtualCluster,), {"node_machine": node})
 
 
-MUTANTS: dict[str, Callable[[], type[VirtualCluster]]] = {
-    "no-flush": lambda: _with_broadcast(_NoFlush),
-    "no-cycle-check": lambda: _with_broadcast(_NoCycleCheck),
-    "evicts-last-copy": lambda: _with_broadcast(_EvictsLastCopy),
-    "no-version-check": lambda: _with_node(_NoVersionCheck),
-    "no-starved-signal": lambda: _with_node(_NoStarvedSignal),
-    "no-seal": lambda: _with_node(_NoSeal),
-    "recycles-early": lambda: _with_node(_RecyclesEarly),
-    "gives-out-undecided": lambda: _with_node(_TakesTargetsForSealed),
-    "counts-a-source-twice": lambda: _with_reduction(_CountsTwice),
-    "keeps-versions": lambda: _with_reduction(_KeepsVersions),
-    "replaces-in-one-stripe": lambda: _with_reduction(_ReplacesInOneStripe),
-    "seals-early": lambda: _with_reduction(_SealsEarly),
-    "begins-too-far": lambda: _with_reduction(_BeginsTooFar),
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A rule left out, and the ambush that it takes to notice where the full mix would take thousands of seeds."""
+
+    cluster: Callable[[], type[VirtualCluster]]
+    focus: Ambush | None = None
+
+
+MUTANTS: dict[str, Mutant] = {
+    "no-flush": Mutant(lambda: _with_broadcast(_NoFlush)),
+    "no-cycle-check": Mutant(lambda: _with_broadcast(_NoCycleCheck)),
+    "evicts-last-copy": Mutant(lambda: _with_broadcast(_EvictsLastCopy)),
+    "no-version-check": Mutant(lambda: _with_node(_NoVersionCheck)),
+    "no-starved-signal": Mutant(lambda: _with_node(_NoStarvedSignal)),
+    "no-seal": Mutant(lambda: _with_node(_NoSeal)),
+    "recycles-early": Mutant(lambda: _with_node(_RecyclesEarly)),
+    "gives-out-undecided": Mutant(lambda: _with_node(_TakesTargetsForSealed)),
+    "counts-a-source-twice": Mutant(lambda: _with_reduction(_CountsTwice)),
+    "keeps-versions": Mutant(lambda: _with_reduction(_KeepsVersions)),
+    "seals-early": Mutant(lambda: _with_reduction(_SealsEarly)),
+    "replaces-in-one-stripe": Mutant(lambda: _with_reduction(_ReplacesInOneStripe), Ambush.STRIPE),
+    "begins-too-far": Mutant(lambda: _with_reduction(_BeginsTooFar), Ambush.SLOT),
 }

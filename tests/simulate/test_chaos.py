@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 
 from hoplite_ucx.simulate.chaos import Outcome, run_seed
-from hoplite_ucx.simulate.cluster import VirtualCluster
 from hoplite_ucx.simulate.mutants import MUTANTS
 
 SEEDS = 300
@@ -58,9 +57,10 @@ def test_a_seed_repeats_exactly() -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
-    mutant: type[VirtualCluster] = MUTANTS[name]()
+    mutant = MUTANTS[name]
+    cluster = mutant.cluster()
     for seed in range(PATIENCE_WITH_MUTANTS):
-        outcome = run_seed(seed, mutant)
+        outcome = run_seed(seed, cluster, focus=mutant.focus)
         if not outcome.ok:
             assert outcome.story, "a failing seed tells its story"
             return

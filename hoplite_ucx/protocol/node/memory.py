@@ -152,6 +152,9 @@ class Memory:
         if request in self._requests:
             self._requests.remove(request)
 
+    def has_room(self, size: int) -> bool:
+        return self.used + size <= self.limit
+
     def could_fit(self, size: int) -> bool:
         return self.used + size - sum(h.size for h in self._evictable()) - self._leaving() <= self.limit
 
@@ -171,7 +174,7 @@ class Memory:
         for request in sorted(self._requests, key=lambda request: request.patient):
             if request not in self._requests:
                 continue  # answered from within a callback
-            if self.used + request.size <= self.limit:
+            if self.has_room(request.size):
                 self._requests.remove(request)
                 request.granted()
             elif self.could_fit(request.size):

@@ -188,17 +188,15 @@ class Reducing:
         self._context.emit(CombineBytes(message.version, *form, message.parts, message.divisor))
 
     def combined_inline(self, version: Version, data: bytes) -> None:
-        """The result lives in the directory; like the bytes of a small put it is kept here too, if there is room."""
+        """The result lives in the directory; like the bytes of a small put it is kept here too, if there is room now:
+        nobody waits for that."""
         message = self._inline.pop(version, None)
-        if message is not None:
-            self._memory.request(
-                Request(
-                    len(data),
-                    patient=False,
-                    granted=lambda: self._keep_inline(message, data),
-                    denied=lambda: self._context.tell_directory(CombinedInline(version, data)),
-                )
-            )
+        if message is None:
+            return
+        if self._memory.has_room(len(data)):
+            self._keep_inline(message, data)
+        else:
+            self._context.tell_directory(CombinedInline(version, data))
 
     def _keep_inline(self, message: CombineInline, data: bytes) -> None:
         version = message.version
