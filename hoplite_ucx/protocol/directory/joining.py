@@ -59,7 +59,9 @@ class Joining:
             if partial.into and not self._runs_slot(member, partial.into):
                 continue  # it was told to drop the slot
             broadcast = self._objects.current(member, partial.version)
-            if broadcast is not None and partial.watermark > broadcast.size:
+            if broadcast is not None and self._objects.is_deleted(partial.version.ref) and not partial.into:
+                self._world.send(member.node, Drop(partial.version))  # only reductions that chose it still use it
+            elif broadcast is not None and partial.watermark > broadcast.size:
                 self._world.blame(member.node, partial.version.ref, f"watermark {partial.watermark} is beyond its size")
             elif broadcast is not None:
                 self._objects.involve(self._objects.records[partial.version.ref], member)

@@ -298,7 +298,7 @@ class Reduction:
         """The user asks again for what failed for good."""
         if self._final:
             self._final = False
-            self.failure = None
+            self._reopen()
             self.review()
 
     def cancel(self) -> None:
@@ -882,6 +882,7 @@ class Reduction:
         """A source that was missing has been put again: begin anew."""
         self.failure = None
         self._world.tell(self.record.ref, "reopened")
+        self._objects.source_changed(self.record.ref)  # what is made from it may hope again
 
     def _shortage(self) -> Failure:
         lost = [short(ref) for ref in self.spec.sources if not self._objects.may_come(ref, seen=ref in self._seen)]
