@@ -27,7 +27,6 @@ from hoplite_ucx.transports.interface import Fault, Priority
 from hoplite_ucx.transports.throughput import Cycling
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.endpoint import UcxEndpoint
-from hoplite_ucx.transports.ucx.receiving import AHEAD_BYTES, AHEAD_PIECES
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 
 __all__ = ["MODES", "measure"]
@@ -35,6 +34,8 @@ __all__ = ["MODES", "measure"]
 _BUFFER = 64 << 20
 _SECONDS = 60.0
 _KEY = (1, 1)
+_AHEAD_PIECES = 4
+_AHEAD_BYTES = 4 << 20
 
 MODES = ("socket", "link-tcp", "bare-ucx", "link-ucx")
 
@@ -129,7 +130,7 @@ class _Bare:
     def __init__(self, tls: str, chunk: int) -> None:
         self.ucx = library.load()
         self.worker = self.ucx.worker(self.ucx.context(UcxSettings(tls=tuple(tls.split(","))).for_ucx()))
-        self.ahead = max(AHEAD_PIECES, AHEAD_BYTES // chunk)
+        self.ahead = max(_AHEAD_PIECES, _AHEAD_BYTES // chunk)
         self.requests: deque[library.Request] = deque()
         self._epoll = select.epoll()
         self._epoll.register(self.worker.epoll_file_descriptor, select.EPOLLIN)
