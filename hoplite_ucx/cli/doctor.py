@@ -48,11 +48,11 @@ def _report(machine: Machine) -> dict[str, Any]:
 def _show(console: Console, machine: Machine, problems: list[dict[str, str]], refused: str | None) -> None:
     ucx = machine.ucx
     if ucx.failure:
-        console.print("UCX: none", highlight=False)
+        console.print("UCX: none", highlight=False, markup=False)
     else:
-        console.print(f"UCX {ucx.version} ({', '.join(ucx.transports)})", highlight=False)
-        console.print(f"  from {ucx.path}", highlight=False, soft_wrap=True)
-        console.print(f"  devices: {', '.join(ucx.devices)}", highlight=False, soft_wrap=True)
+        console.print(f"UCX {ucx.version} ({', '.join(ucx.transports)})", highlight=False, markup=False)
+        console.print(f"  from {ucx.path}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  devices: {', '.join(ucx.devices)}", highlight=False, markup=False, soft_wrap=True)
     if machine.devices:
         table = Table("RDMA device", "port", "state", "layer", "Gbit/s", "NUMA", "network")
         for device in machine.devices:
@@ -70,9 +70,9 @@ def _show(console: Console, machine: Machine, problems: list[dict[str, str]], re
     if not problems and refused is None:
         console.print("nothing stands in the way")
     for found in problems:
-        console.print(f"- {found['problem']}\n  → {found['remedy']}", highlight=False, soft_wrap=True)
+        console.print(f"- {found['problem']}\n  → {found['remedy']}", highlight=False, markup=False, soft_wrap=True)
     if refused is not None:
-        console.print(f"- the configuration cannot be kept: {refused}", highlight=False, soft_wrap=True)
+        console.print(f"- the configuration cannot be kept: {refused}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _limit(value: int) -> str:

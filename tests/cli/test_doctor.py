@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
+from hoplite_ucx.transports.detection import UcxBuild
 from tests.transports.test_detection import add_device
 
 LINKS = sys.modules["hoplite_ucx.cli.links"]  # the package has the command under this name
@@ -28,6 +29,13 @@ def test_a_port_that_is_down(tmp_path: Path) -> None:
     assert "mlx5_0" in result.stdout
     assert "port 1 of mlx5_1 is down" in result.stdout
     assert "check the cable" in result.stdout
+
+
+def test_remedies_are_printed_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    none = UcxBuild(failure="UCX cannot be loaded")
+    monkeypatch.setattr("hoplite_ucx.transports.detection.ucx_build", lambda: none)
+    result = CliRunner().invoke(app, ["doctor", "--root", str(tmp_path)])
+    assert "pip install 'hoplite-ucx[ucx]'" in result.stdout
 
 
 def test_what_cannot_be_kept_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
