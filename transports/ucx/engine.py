@@ -6,9 +6,10 @@ links' sockets and an eventfd; UCX demands that it is asked (`arm`) before each 
 
 Over RDMA all links share one worker, since each would cost a card's queues and tens of megabytes. Otherwise each link
 has a worker of its own, and a link that breaks with transfers under way takes its worker with it (`destroy`). That is
-the only way that was found sound: over shared memory the peers of a worker write to one queue in turns, and one that is
-stopped or killed in its turn holds up the others for ever; over TCP, closing an endpoint with sends under way makes UCX
-1.22 use a connection that it has freed. Neither can be tried here for RDMA.
+the only way that was found sound with UCX 1.22: on a shared worker, over shared memory, a stopped peer sometimes held
+up the streams of others, and a killed one left receives that never completed; over TCP, closing endpoints with sends
+under way was followed by errors on garbage descriptors and by crashes. The causes are supposed, not proven (see
+docs/transports.md), and none of it can be tried here for RDMA.
 
 UCX does not survive a fork: a forked child may not use an engine of its parent, and is told so.
 """
