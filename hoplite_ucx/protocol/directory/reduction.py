@@ -137,7 +137,8 @@ class Reduction:
                 self._reopen()
             else:
                 return
-        self._mend_parts()
+        while self._mend_parts():
+            pass  # a slot that begins anew needs again what it had
         if self.failure is None:
             self._choose_ready()
         if self.failure is not None:
@@ -538,8 +539,10 @@ class Reduction:
 
     # --- mending -----------------------------------------------------------------------------------------------
 
-    def _mend_parts(self) -> None:
-        """A chosen source that is not what it was, and whose bytes are still needed, is updated or replaced."""
+    def _mend_parts(self) -> bool:
+        """A chosen source that is not what it was, and whose bytes are still needed, is updated or replaced. True if a
+        slot begins anew for it."""
+        renewed = False
         for ref, version in list(self.chosen.items()):
             if self._is_in(ref) or (ref in self._ready and self._objects.version_of(ref) == version):
                 continue
@@ -550,7 +553,7 @@ class Reduction:
             if spare is None:
                 continue  # perhaps one comes
             if not self._fits(spare):
-                return
+                return False
             self._world.tell(self.record.ref, "{} takes the place of {}", short(spare), short(ref))
             self._replace(ref, spare)
             for slot in slots:
@@ -558,11 +561,13 @@ class Reduction:
                 slot.parts = [spare if part == ref else part for part in slot.parts]
                 slot.prefers = self._home_of(spare)
             if slots:
+                renewed = True
                 continue
             if self._held is not None and ref in self._held[0]:
                 self._held = ([spare if part == ref else part for part in self._held[0]], self._home_of(spare))
             else:
                 self._terms = [(spare if term == ref else term, height) for term, height in self._terms]
+        return renewed
 
     def _replace(self, ref: bytes, spare: bytes) -> None:
         """Keep the order of choice: contributors are told in it."""
