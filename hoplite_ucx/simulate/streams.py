@@ -63,7 +63,7 @@ class Receiving:
 
     def resume(self) -> None:
         unprocessed, self._unprocessed = self._unprocessed, []
-        for start, end, spans in unprocessed:
+        for start, end, spans in sorted(unprocessed):  # the stop caught one in the middle of being handed over
             self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end, spans)
 
     def _hand_over(self, start: int, end: int, spans: list[Span]) -> None:
