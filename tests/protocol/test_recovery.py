@@ -733,3 +733,14 @@ def test_a_node_remembers_which_directory_deleted() -> None:
     node.handle(DirectoryLost())
     [hello] = node.sent(node.handle(DirectoryConnected()), Join)
     assert hello.tombstones == (Tombstone(ref(1), 5),)
+
+
+# --- stripes ----------------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_a_striped_target_are_not_taken_up() -> None:
+    d = Successor()
+    d.survive("A", copies=(Copy(version(1), LARGE, b"layout", piece=True), Copy(version(2), LARGE, b"layout")))
+    assert Drop(version(1)) in d.heard("A")
+    assert ref(1) not in d.directory.records
+    assert d.directory.records[ref(2)].broadcast is not None

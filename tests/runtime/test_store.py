@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hoplite_ucx.runtime.store import SMALL, Segment, Store
+from hoplite_ucx.runtime.store import SMALL, Segment, SegmentSink, Store
 from hoplite_ucx.transports import shm
 
 SIZE = 1 << 20
@@ -228,3 +228,12 @@ def test_pieces_share_memory_and_make_a_whole(fixture: Fixture) -> None:
     for number_of_piece in (100, 101, 102):
         fixture.store.free(number_of_piece)
     assert fixture.store.used == used
+
+
+def test_received_bytes_end_between_two_elements(fixture: Fixture) -> None:
+    segment = fixture.own()
+    sink = SegmentSink(segment)
+    sink.arrived(1000)
+    assert sink.watermark() == 960
+    sink.arrived(segment.size)
+    assert sink.watermark() == segment.size
