@@ -1,6 +1,7 @@
 """A node, event by event: what users, peers, streams and the directory make it do. `check()` runs after every event."""
 
 import pytest
+from msgspec.structs import replace
 
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -56,12 +57,16 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Inline,
     Join,
+    Operation,
+    Origin,
     Place,
     Progress,
     Put,
     PutAccepted,
     PutRefused,
     Ready,
+    Reduce,
+    Sealed,
     StreamCancel,
     StreamFailed,
     StreamFault,
@@ -649,6 +654,18 @@ def test_a_placement_without_room_is_declined_and_wanted_again_when_there_is_som
     assert n.sent(n.handle(ServeClosed(StreamId(RECEIVER, 1))), Want) == [Want(R)]
     assert n.sent(n.directory(place(10, size=15)), Evict) == [Evict(version(2))]
     assert n.only(n.directory(EvictAnswer(version(2), Eviction.GRANTED)), Receive).size == 15
+
+
+def test_what_a_seal_says_is_kept_while_the_target_waits_for_room() -> None:
+    n = NodeDriver(memory=20)
+    cached(n, 2, 12, at=1.0)
+    n.handle(GetCall(1, R, None))
+    n.directory(replace(place(9, size=15), sealed=False))
+    origin = Origin(Reduce(7, R, (ref(3),), Operation.SUM, 1), (version(3),))
+    n.directory(Sealed(V, origin))
+    receive = n.only(n.directory(EvictAnswer(version(2), Eviction.GRANTED)), Receive)
+    n.handle(ReceiveClosed(receive.stream, 15, None))
+    assert [copy.origin for copy in n.connect().copies if copy.version == V] == [origin]
 
 
 def test_a_get_that_can_never_have_room_fails() -> None:

@@ -9,14 +9,17 @@ from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import choose_stripes
 from hoplite_ucx.protocol.directory.broadcast import State
 from hoplite_ucx.protocol.directory.stripes import cuts
+from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import (
     Allocate,
+    CallFailed,
     Combined,
     Duplicate,
     Free,
     GetCall,
     Got,
     Probed,
+    PutCall,
     Receive,
     ReceiveClosed,
     Window,
@@ -31,6 +34,9 @@ from hoplite_ucx.protocol.messages import (
     Declined,
     Delete,
     Drop,
+    Evict,
+    EvictAnswer,
+    Eviction,
     Failed,
     Operation,
     Place,
@@ -203,6 +209,18 @@ def test_the_target_is_decided_once_and_stripes_outlive_that_while_needed() -> N
     assert set(d.broadcast(TARGET).copies) == {d["a"], d["b"], d["c"]}
 
 
+def test_a_stripe_is_not_evicted_from_who_puts_the_target_together_with_it() -> None:
+    d = Allreduce()
+    d.bind_all()
+    stripes = d.assembly_of("a").stripes
+    for name, stripe in zip("abc", stripes, strict=True):
+        d.tell(name, Completed(stripe.version))
+    d.finish("a")
+    d.tell("c", Completed(stripes[1].version))
+    d.tell("b", Evict(stripes[1].version))  # the others have it too
+    assert d.last("b", EvictAnswer) == EvictAnswer(stripes[1].version, Eviction.IN_USE)
+
+
 def test_a_root_at_work_is_not_interrupted() -> None:
     d = Allreduce()
     d.bind_all()
@@ -321,6 +339,24 @@ def test_a_stripe_that_is_made_here_is_copied() -> None:
     stream = n.only(n.directory(place(8, 9)), Receive).stream
     done = n.handle(ReceiveClosed(stream, HALF, None))
     assert version(TARGET) in [m.version for m in n.sent(done, Completed)]
+
+
+def test_a_stripe_that_is_made_here_stays_until_the_target_is_whole() -> None:
+    n, message = assembling(memory=5 * HALF + 1)
+    source = version(1)
+    n.directory(Place(source, 1, 2 * HALF, b"", node_id(9), "nine", 1 << 16, 1e6))
+    n.handle(ReceiveClosed(next(iter(n.state.fetching.streams)), 2 * HALF, None))
+    made = n.only(
+        n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (source,), ref(TARGET), offset=0)), Allocate
+    )
+    n.handle(Combined(made.segment))
+    n.directory(Sealed(version(7)))
+    copy = n.only(n.directory(message), Duplicate)
+    n.handle(Combined(copy.segment))
+    # There would be room if the stripe, which is in its window, went; but the directory counts on our having it.
+    effects = n.handle(PutCall(9, ref(9), 2 * HALF + 2, b"", None, None))
+    assert n.sent(effects, Evict) == []
+    assert n.only(effects, CallFailed).failure.kind is FailureKind.STORE_FULL
 
 
 def test_a_slot_of_a_stripe_needs_its_source_here() -> None:

@@ -431,6 +431,8 @@ class Directory:
         broadcast = record.broadcast if record is not None else None
         if broadcast is None or broadcast.version != evict.version:
             answer = Eviction.GRANTED  # a version that is over
+        elif record is not None and stripes.is_used(self.objects, record, member.node):
+            answer = Eviction.IN_USE
         else:
             answer = broadcast.evict(member.node)
             self.world.tell(evict.version.ref, "{} asks to evict it: {}", label(member.node), answer.value)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import BIND_ALIGNMENT, Drop, Sealed, Stripe
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ def outlive(objects: Objects, record: Record) -> list[bytes]:
         for node in tree.nodes():
             objects.world.send(node, Sealed(stripe.version))
     return refs
+
+
+def is_used(objects: Objects, record: Record, node: NodeId) -> bool:
+    """Whether the record is a stripe that outlived the seal, and the node puts the target together with its copy."""
+    target = objects.records[record.stripe_of].broadcast if record.stripe_of is not None else None
+    return target is not None and target.is_assembling(node)
 
 
 def end_if_unused(objects: Objects, record: Record) -> None:

@@ -2,8 +2,9 @@
 
 Memory for the whole target is taken before anything of it is accepted. Then every stripe has a *window*, a holding that
 shares its piece of the segment: streams fill it, others may pull from it, and all repairs are those of the stripe. A
-stripe that is made on this very node is copied into its window as it grows. When all windows are full, the target is
-complete; windows stay as copies of their stripes until these are over.
+stripe that is made on this very node is copied into its window as it grows, and is not given away while the assembly
+goes on: the directory counts on the node having it. When all windows are full, the target is complete; windows stay as
+copies of their stripes until these are over.
 
 If a stripe is over before that, the assembly is: it is reported like a failed stream of the target, and the directory
 says how it goes on. Nothing of a segment is used again for another attempt.
@@ -31,7 +32,6 @@ class Copying:
 
     ref: bytes
     window: Holding
-    made: Holding
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +39,8 @@ class Assembly:
     message: Assemble
     left: dict[bytes, None]
     """Stripes that are not complete here."""
+    made: dict[bytes, Holding] = field(default_factory=dict)
+    """Stripes that are made on this node."""
     copying: dict[int, Copying] = field(default_factory=dict)  # by the window's segment
 
     def has(self, version: Version) -> bool:
@@ -69,9 +71,13 @@ class Assembling:
             self._fetching.note_placement(fetch, message)
             return
         self._fetching.let_go(fetch)
-        self.assemblies[ref] = Assembly(message, {stripe.version.ref: None for stripe in message.stripes})
+        assembly = self.assemblies[ref] = Assembly(message, {stripe.version.ref: None for stripe in message.stripes})
         for stripe in message.stripes:
-            if not self._is_made_here(stripe.version):
+            made = self._memory.get(stripe.version)
+            if made is not None and made.phase in (Phase.REDUCING, Phase.COMPLETE):
+                made.uses += 1
+                assembly.made[stripe.version.ref] = made
+            else:
                 self._fetching.fetch_stripe(stripe.version.ref, ref)
         self._fetching.take(fetch, message)
 
@@ -82,12 +88,11 @@ class Assembling:
         offset = 0
         for stripe in assembly.message.stripes:
             version = stripe.version
-            made = self._memory.get(version)
+            made = assembly.made.get(version.ref)
             window = self._memory.window(whole, offset, stripe.size, Phase.RECEIVING, version.ref)
             offset += stripe.size
             if made is not None:
-                made.uses += 1
-                assembly.copying[window.segment] = Copying(version.ref, window, made)
+                assembly.copying[window.segment] = Copying(version.ref, window)
                 self._context.emit(Duplicate(window.segment, made.segment))
             else:
                 self._memory.name(window, version)
@@ -100,7 +105,7 @@ class Assembling:
         """A stripe that was made here is in its window, which has no other use."""
         for target, assembly in list(self.assemblies.items()):
             if (copying := assembly.copying.pop(segment, None)) is not None:
-                self._let_go(copying)
+                self._memory.doom(copying.window)
                 self.arrived(target, copying.ref)
 
     def arrived(self, target: bytes, stripe: bytes) -> None:
@@ -109,6 +114,7 @@ class Assembling:
         if not assembly.left:
             del self.assemblies[target]
             self._fetching.assembled(target)
+            self._release_made(assembly)
 
     def dropped(self, version: Version) -> None:
         """The version is over; if it was a stripe, so is what was put together from it."""
@@ -136,7 +142,8 @@ class Assembling:
         if assembly is None:
             return
         for copying in assembly.copying.values():
-            self._let_go(copying)
+            self._memory.doom(copying.window)
+        self._release_made(assembly)
         for stripe in assembly.message.stripes:
             self._fetching.forget_stripe(stripe.version.ref, target)
             window = self._memory.get(stripe.version)
@@ -144,10 +151,11 @@ class Assembling:
                 self._serving.gone(window)
                 self._memory.doom(window)
 
-    def _let_go(self, copying: Copying) -> None:
-        copying.made.uses -= 1
-        self._memory.doom(copying.window)
-        self._memory.release(copying.made)
+    def _release_made(self, assembly: Assembly) -> None:
+        for made in assembly.made.values():
+            made.uses -= 1
+        for made in assembly.made.values():
+            self._memory.release(made)
 
     def _makes_sense(self, message: Assemble) -> bool:
         """Stripes are nothing but pieces of the one target, and fill it."""
@@ -163,7 +171,3 @@ class Assembling:
             if not self._fetching.may_be_stripe(stripe.version.ref, message.version.ref):
                 return False
         return True
-
-    def _is_made_here(self, version: Version) -> bool:
-        here = self._memory.get(version)
-        return here is not None and here.phase in (Phase.REDUCING, Phase.COMPLETE)

@@ -21,10 +21,10 @@ from hoplite_ucx.protocol.messages import (
     Halt,
     Halted,
     Inline,
-    Origin,
     Partial,
     Place,
     Progress,
+    Sealed,
     StreamCancel,
     StreamFailed,
     StreamFault,
@@ -67,8 +67,8 @@ class Fetch:
     """What the directory knows that we are getting, with a sender or without."""
     sink: Holding | Input | None = None
     incoming: Incoming | None = None
-    sealed: Version | None = None
-    """The version that is known to be decided."""
+    sealed: Sealed | None = None
+    """Which version is known to be decided, and what it came from."""
     halt: int | None = None
     hungry_for: int | None = None
     """How much memory was missing when a placement was declined; it is asked for again when there may be room."""
@@ -174,7 +174,7 @@ class Fetching:
         fetch.placement = placement
         fetch.version = placement.version
         if placement.sealed:
-            self._note_seal(fetch, placement.version)
+            self._note_seal(fetch, Sealed(placement.version, placement.origin))
         if isinstance(fetch.sink, Input):
             fetch.sink.sealed = placement.sealed
         fetch.halt = None
@@ -238,16 +238,17 @@ class Fetching:
         else:
             del self.fetches[version.ref, NO_SLOT]
 
-    def sealed(self, version: Version, origin: Origin | None) -> None:
+    def sealed(self, seal: Sealed) -> None:
         """The version is decided: what is complete of it may be given out, now or when the last byte comes."""
+        version = seal.version
         fetch = self._of_store(version.ref)
         holding = self._memory.get(version)
         if fetch is not None:
-            self._note_seal(fetch, version)
+            self._note_seal(fetch, seal)
         if holding is None:
             return
         holding.sealed = True
-        holding.origin = origin
+        holding.origin = seal.origin
         if fetch is not None and holding.phase is Phase.COMPLETE and fetch.sink in (holding, None):
             del self.fetches[version.ref, NO_SLOT]
             self._forget_request(fetch)
@@ -255,10 +256,12 @@ class Fetching:
                 self._memory.give_out(holding, call)
         self._memory.release(holding)
 
-    def _note_seal(self, fetch: Fetch, version: Version) -> None:
-        fetch.sealed = version
-        if isinstance(fetch.sink, Holding) and fetch.sink.version == version:
+    def _note_seal(self, fetch: Fetch, seal: Sealed) -> None:
+        """There may be no memory for it yet: then the seal waits with the fetch."""
+        fetch.sealed = seal
+        if isinstance(fetch.sink, Holding) and fetch.sink.version == seal.version:
             fetch.sink.sealed = True
+            fetch.sink.origin = seal.origin
 
     # --- slots -------------------------------------------------------------------------------------------------
 
@@ -414,8 +417,9 @@ class Fetching:
     def _granted(self, fetch: Fetch, placement: Place | Assemble) -> None:
         fetch.request = None
         holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
-        holding.sealed = placement.version == fetch.sealed
-        holding.origin = placement.origin
+        seal = fetch.sealed
+        holding.sealed = seal is not None and seal.version == placement.version
+        holding.origin = seal.origin if seal is not None and holding.sealed else None
         fetch.sink = holding
         self._memory.name(holding, placement.version)
         self._serving.arrived(holding)

@@ -132,8 +132,8 @@ def _count_uses(state: "NodeState") -> dict[int, int]:
         for holding in slot.used:
             uses[holding.segment] = uses.get(holding.segment, 0) + 1
     for assembly in state.fetching.assembling.assemblies.values():
-        for copying in assembly.copying.values():
-            uses[copying.made.segment] = uses.get(copying.made.segment, 0) + 1
+        for made in assembly.made.values():
+            uses[made.segment] = uses.get(made.segment, 0) + 1
     return uses
 
 

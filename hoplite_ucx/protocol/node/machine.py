@@ -324,8 +324,8 @@ class NodeState:
                 self.reducing.bind(message)
             case CombineInline():
                 self.reducing.combine_inline(message)
-            case Sealed(version, origin):
-                self.reducing.sealed(version, origin)
+            case Sealed():
+                self.reducing.sealed(message)
             case Over(target):
                 self.calls.over(target)
             case Reduced(call, failure):

@@ -19,7 +19,7 @@ from hoplite_ucx.protocol.messages import (
     CombineInline,
     Completed,
     Declined,
-    Origin,
+    Sealed,
     SlotReport,
     Unfit,
 )
@@ -171,8 +171,9 @@ class Reducing:
         if slot is not None and slot.bind.version == version:
             self._end(slot)
 
-    def sealed(self, version: Version, origin: Origin | None) -> None:
+    def sealed(self, seal: Sealed) -> None:
         """The result is decided: it stays as an object, and its parts are free."""
+        version = seal.version
         slot = self.slots.get(version.ref)
         if slot is not None and slot.bind.version == version:
             if slot.holding is None or slot.holding.phase is not Phase.COMPLETE:
@@ -180,7 +181,7 @@ class Reducing:
             del self.slots[version.ref]
             self._fetching.stop_feeding(version.ref)
             self._free_parts(slot)
-        self._fetching.sealed(version, origin)
+        self._fetching.sealed(seal)
 
     def combine_inline(self, message: CombineInline) -> None:
         self._inline[message.version] = message
