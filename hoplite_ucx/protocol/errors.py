@@ -20,6 +20,7 @@ class FailureKind(enum.StrEnum):
     INVALID = "invalid"
     STALE = "stale"
     CLOSED = "closed"
+    INTERNAL = "internal"
 
 
 class Failure(Struct, frozen=True, array_like=True):
@@ -92,6 +93,10 @@ class ClosedError(HopliteError):
     """The runtime is closed."""
 
 
+class InternalError(HopliteError):
+    """Something failed inside of the runtime that should not: a fault of this library, to be reported."""
+
+
 _EXCEPTIONS: dict[FailureKind, type[HopliteError]] = {
     FailureKind.LOST: ObjectLostError,
     FailureKind.ABORTED: PutAbortedError,
@@ -101,4 +106,5 @@ _EXCEPTIONS: dict[FailureKind, type[HopliteError]] = {
     FailureKind.INVALID: InvalidRequestError,
     FailureKind.STALE: StaleError,
     FailureKind.CLOSED: ClosedError,
+    FailureKind.INTERNAL: InternalError,
 }

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from hoplite_ucx.protocol import NodeState
-from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.errors import Failure, HopliteError
 from hoplite_ucx.protocol.events import (
     Allocate,
     CancelReceive,
@@ -49,7 +49,7 @@ from hoplite_ucx.protocol.events import (
     Window,
 )
 from hoplite_ucx.protocol.ids import CallId, StreamId, identity_of, label, node_id
-from hoplite_ucx.protocol.messages import Leave, StreamFault, Welcome, decode_to_node, encode
+from hoplite_ucx.protocol.messages import Leave, StreamFault, StreamRefused, Welcome, decode_to_node, encode
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.addresses import host_towards
@@ -59,6 +59,7 @@ from hoplite_ucx.runtime.peers import PeerSessions
 from hoplite_ucx.runtime.refusals import tell_refused
 from hoplite_ucx.runtime.slots import Combiner, Slot
 from hoplite_ucx.runtime.store import SMALL, SegmentSink, Store
+from hoplite_ucx.runtime.unperformed import calls_behind, events_instead, failure_of
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.runtime.wire import Greeting
 from hoplite_ucx.runtime.workers import Workers, socket_name
@@ -194,10 +195,21 @@ class Agent:
         self._handling = True
         try:
             while self._events:
-                self._apply(self.machine.handle(self._events.popleft(), now()))
+                self._handle(self._events.popleft())
         finally:
             self._handling = False
         self._waker.set(self.machine.wakeup())
+
+    def _handle(self, event: NodeEvent) -> None:
+        try:
+            effects = self.machine.handle(event, now())
+        except Exception as error:  # a fault of ours in one event must not end the node, nor make its caller wait
+            _log.exception("%s could not be handled", type(event).__name__)
+            call = getattr(event, "call", None)
+            if call is not None:
+                self._workers.fail(call, failure_of(error, type(event).__name__))
+            return
+        self._apply(effects)
 
     def _dispatch_soon(self, event: NodeEvent) -> None:
         """From any thread."""
@@ -208,8 +220,19 @@ class Agent:
         for effect in effects:
             try:
                 self._perform[type(effect)](effect)
-            except Exception:  # one that cannot be performed must not take the others with it
-                _log.exception("%s could not be performed", effect)
+            except Exception as error:  # one that cannot be performed must not take the others with it
+                _log.exception("%s could not be performed", type(effect).__name__)
+                self._unperformed(effect, failure_of(error, type(effect).__name__))
+
+    def _unperformed(self, effect: Any, failure: Failure) -> None:
+        """Whoever waits for it hears so now."""
+        if isinstance(effect, Serve):
+            refusal = StreamRefused(effect.stream, StreamFault.ABSENT)
+            self._send_peer(SendPeer(effect.stream.receiver, refusal))
+        for call in calls_behind(effect, self.machine):
+            self._workers.fail(call, failure)
+        for event in events_instead(effect, failure):
+            self.dispatch(event)
 
     def _tick(self) -> None:
         patience = self._profile.patience
@@ -364,9 +387,15 @@ class Agent:
         self._store.back(segment)
         parts = [None if part is None else self._store[part] for part in effect.parts]
         kernel = Kernel(effect.layout, effect.op, effect.offset)
-        on_combined = partial(self._dispatch_soon, Combined(effect.segment))
         self._slots[effect.segment] = Slot(
-            self._combiner, segment, kernel, parts, on_combined, start=effect.start, divisor=effect.divisor
+            self._combiner,
+            segment,
+            kernel,
+            parts,
+            partial(self._dispatch_soon, Combined(effect.segment)),
+            partial(self._slot_failed, effect),
+            start=effect.start,
+            divisor=effect.divisor,
         )
         if kernel.failure is not None:
             self.dispatch(CombineFailed(effect.segment, kernel.failure))
@@ -374,7 +403,13 @@ class Agent:
     def _duplicate(self, effect: Duplicate) -> None:
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
         segment, source = self._store[effect.segment], self._store[effect.of]
-        self._slots[effect.segment] = Slot(self._combiner, segment, None, [source], on_combined)
+        on_failed = partial(self._slot_failed, effect)
+        self._slots[effect.segment] = Slot(self._combiner, segment, None, [source], on_combined, on_failed)
+
+    def _slot_failed(self, effect: Combine | Duplicate, error: Exception) -> None:
+        """On whatever thread it was combining."""
+        failure = failure_of(error, type(effect).__name__)
+        self._loop.call_soon_threadsafe(self._unperformed, effect, failure)
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
         if len(effect.parts) * len(effect.parts[0]) <= SMALL:
@@ -464,8 +499,8 @@ def _combined_bytes(effect: CombineBytes) -> CombinedBytes | CombineFailed:
     try:
         data = combine_bytes(effect.layout, effect.op, effect.parts, effect.divisor)
         return CombinedBytes(effect.version, data)
-    except HopliteError as error:
-        return CombineFailed(effect.version, error.failure)
+    except Exception as error:  # on another thread, where nobody would hear of it
+        return CombineFailed(effect.version, failure_of(error, "combining"))
 
 
 def _raise_descriptor_limit() -> None:

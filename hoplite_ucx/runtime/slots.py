@@ -9,6 +9,7 @@ One lock per slot, held for one step of every part at most: whoever finds it tak
 again.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ import numpy as np
 
 from hoplite_ucx.runtime.kernels import Bytes, Kernel
 from hoplite_ucx.runtime.store import Segment
+
+_log = logging.getLogger("hoplite.agent")
 
 RING = 8 << 20
 """How much of a part may wait for the parts before it."""
@@ -77,6 +80,7 @@ class Slot:
         kernel: Kernel | None,
         parts: list[Segment | None],
         on_combined: Callable[[], None],
+        on_failed: Callable[[Exception], None],
         *,
         start: int = 0,
         divisor: int = 0,
@@ -91,6 +95,7 @@ class Slot:
         self._final = start
         self._parts = [Part(index, part, start) for index, part in enumerate(parts)]
         self._on_combined = on_combined
+        self._on_failed = on_failed
         self._lock = threading.Lock()
         self._dirty = False
         self._done = kernel is not None and kernel.failure is not None
@@ -143,6 +148,12 @@ class Slot:
             try:
                 self._dirty = False
                 grown, finished = self._step()
+            except Exception as error:  # it would be lost with the thread that happened to be here
+                _log.exception("a slot of %d bytes failed", self.segment.size)
+                self._done = True
+                self._let_go()
+                self._on_failed(error)
+                return
             finally:
                 self._lock.release()
             for sink in grown:

@@ -338,36 +338,43 @@ class Workers:
     def _failed(self, failed: CallFailed) -> None:
         self._reply(failed.call, lambda number: wire.Refused(number, failed.failure))
 
+    def fail(self, call: CallId, failure: Failure) -> None:
+        """The agent cannot carry a call out: its caller is told, and the machine forgets it."""
+        self._reply(call, lambda number: wire.Refused(number, failure))
+        self._dispatch(CancelCall(call))
+
     def _got(self, got: Got) -> None:
-        entry = self._end(got.call)
+        """The call is over only when its answer is made: what fails before that can still be told."""
+        entry = self._calls.get(got.call)
         worker = entry.session.worker if entry is not None else None
         if entry is None or worker is None or worker.background is None:
-            if got.segment is not None:
-                self._dispatch(Unpin(got.call))
-            if entry is not None:
-                detail = "a get came without a background session"
-                entry.session.send(wire.Refused(entry.number, Failure(FailureKind.CLOSED, detail, "call init() again")))
+            detail = "a get came without a background session"
+            self._not_given(got, Failure(FailureKind.CLOSED, detail, "call init() again", got.version.ref))
             return
-        number = entry.number
         if got.segment is None:
-            entry.session.send(wire.Value(number, got.layout, got.size, got.data))
+            self._reply(got.call, lambda number: wire.Value(number, got.layout, got.size, got.data))
             return
         segment = self.store[got.segment]
         backing = segment.backing
-        if backing is not None and backing.shared is None and segment.size > SMALL:
+        if backing is not None and backing.shared is not None:
+            self._end(got.call)
+            backing.mapped += 1
+            worker.pins[got.call] = backing
+            value = wire.Value(entry.number, got.layout, got.size, None, got.call, backing.capacity)
+            entry.session.send(value, backing.shared.fd)
+        elif backing is not None and segment.size > SMALL:
             detail = "the agent had no descriptor left to share this object"
-            failure = Failure(FailureKind.STORE_FULL, detail, "raise RLIMIT_NOFILE for the agent", got.version.ref)
-            entry.session.send(wire.Refused(number, failure))
+            remedy = "raise RLIMIT_NOFILE for the agent"
+            self._not_given(got, Failure(FailureKind.STORE_FULL, detail, remedy, got.version.ref))
+        else:
+            data = bytes(segment.memory)
+            self._reply(got.call, lambda number: wire.Value(number, got.layout, got.size, data))
             self._dispatch(Unpin(got.call))
-            return
-        if backing is None or backing.shared is None:
-            entry.session.send(wire.Value(number, got.layout, got.size, bytes(segment.memory)))
+
+    def _not_given(self, got: Got, failure: Failure) -> None:
+        self._reply(got.call, lambda number: wire.Refused(number, failure))
+        if got.segment is not None:
             self._dispatch(Unpin(got.call))
-            return
-        backing.mapped += 1
-        worker.pins[got.call] = backing
-        value = wire.Value(number, got.layout, got.size, None, got.call, backing.capacity)
-        entry.session.send(value, backing.shared.fd)
 
 
 class WorkerSession:

@@ -10,6 +10,7 @@ from hoplite_ucx.protocol.errors import (
     FailureKind,
     GetTimeoutError,
     HopliteError,
+    InternalError,
     InvalidRequestError,
     ObjectDeletedError,
     ObjectLostError,
@@ -28,6 +29,7 @@ EXCEPTIONS = [
     (FailureKind.INVALID, InvalidRequestError),
     (FailureKind.STALE, StaleError),
     (FailureKind.CLOSED, ClosedError),
+    (FailureKind.INTERNAL, InternalError),
 ]
 
 

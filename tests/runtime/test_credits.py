@@ -36,7 +36,7 @@ def test_credits_come_when_half_of_the_ring_is_used(monkeypatch: pytest.MonkeyPa
     output, combined, closed = segment(size=SIZE), threading.Event(), threading.Event()
     combiner = Combiner()
     kernel = Kernel(values.encode(own).layout, Operation.SUM)
-    slot = Slot(combiner, output, kernel, [segment(own), None], combined.set)
+    slot = Slot(combiner, output, kernel, [segment(own), None], combined.set, pytest.fail)
     with TcpEndpoint(1) as sender, TcpEndpoint(2) as receiver:
         key = (2, 1)
         receiver.transport.receive(

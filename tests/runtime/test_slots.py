@@ -50,9 +50,10 @@ class Output:
     ) -> None:
         self.segment = segment(size=like.nbytes)
         self.done = threading.Event()
-        layout = values.encode(like).layout
-        kernel = Kernel(layout, Operation.SUM)
-        self.slot = Slot(combiner, self.segment, kernel, parts, self.done.set, start=start, divisor=divisor)
+        self.failed: list[Exception] = []
+        self.kernel = Kernel(values.encode(like).layout, Operation.SUM)
+        tell = (self.done.set, self.failed.append)
+        self.slot = Slot(combiner, self.segment, self.kernel, parts, *tell, start=start, divisor=divisor)
 
     def array(self) -> np.ndarray:
         assert self.done.wait(10)
@@ -78,7 +79,7 @@ def test_one_local_part_is_copied(combiner: Combiner) -> None:
 def test_a_growing_part_is_copied_without_a_kernel(combiner: Combiner) -> None:
     (one,) = arrays(1)
     growing, target, done = segment(size=SIZE), segment(size=SIZE), threading.Event()
-    Slot(combiner, target, None, [growing], done.set)
+    Slot(combiner, target, None, [growing], done.set, pytest.fail)
     growing.memory[:] = one.tobytes()
     growing.raise_watermark(12_345)
     growing.raise_watermark(SIZE)
@@ -236,3 +237,20 @@ def test_a_local_stream_is_cancelled(combiner: Combiner) -> None:
     streams.receive((1, 3), output.slot.sink(1), 0, SIZE, lambda _: received.set())
     streams.cancel((1, 3))
     assert received.wait(5)
+
+
+def test_a_kernel_that_raises_ends_the_slot_and_is_told_once(combiner: Combiner) -> None:
+    own, other = arrays(2)
+    output = Output(combiner, [segment(own), None], own)
+
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    output.kernel.combine = broken  # type: ignore[method-assign]
+    sink = output.slot.sink(1)
+    sink.window(0, 1000)[:] = other.tobytes()[:1000]
+    sink.arrived(1000)
+    sink.arrived(2000)
+    assert [str(error) for error in output.failed] == ["no room"]
+    assert output.segment.watermark() == 0
+    assert sink.end() == 0

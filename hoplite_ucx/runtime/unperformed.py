@@ -1,0 +1,79 @@
+"""What becomes of an effect that could not be performed: whoever waits for it hears so, at once and with a typed error.
+
+The machine takes what it asked for as under way. If the shell fails to do it (no memory, no descriptor, or a fault of
+ours), nothing would ever follow, and the calls behind it would wait for their deadlines. So the shell says here what
+the machine needs to hear instead, and which calls are over.
+"""
+
+from typing import Any
+
+from hoplite_ucx.protocol import NodeState
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.events import (
+    Combine,
+    CombineBytes,
+    CombineFailed,
+    ConnectDirectory,
+    DirectoryLost,
+    Duplicate,
+    NodeEvent,
+    Receive,
+    ReceiveClosed,
+    Serve,
+    ServeClosed,
+    Supply,
+)
+from hoplite_ucx.protocol.ids import NO_SLOT, CallId
+from hoplite_ucx.protocol.messages import StreamFault
+
+
+def failure_of(error: Exception, doing: str) -> Failure:
+    """What users are told of an error that came up while the agent was doing something for them."""
+    if isinstance(error, HopliteError):
+        return error.failure
+    if isinstance(error, MemoryError | OSError):
+        detail, remedy = f"the agent lacked means for {doing}: {error}", "delete objects, or raise the host's limits"
+        return Failure(FailureKind.STORE_FULL, detail, remedy)
+    detail = f"{doing} failed in the agent: {type(error).__name__}: {error}"
+    return Failure(FailureKind.INTERNAL, detail, "see the agent's messages, and report this")
+
+
+def events_instead(effect: Any, failure: Failure) -> list[NodeEvent]:
+    """What the machine hears instead of what it waits for."""
+    match effect:
+        case ConnectDirectory():
+            return [DirectoryLost()]
+        case Receive(part=int()):
+            # The slot ends with its stream: it can neither be fed nor be told where it stands.
+            closed = ReceiveClosed(effect.stream, effect.offset, StreamFault.BROKEN)
+            return [CombineFailed(effect.segment, failure), closed]
+        case Receive():
+            return [ReceiveClosed(effect.stream, effect.offset, StreamFault.BROKEN)]
+        case Serve():
+            return [ServeClosed(effect.stream)]
+        case Combine() | Supply():
+            return [CombineFailed(effect.segment, failure)]
+        case CombineBytes():
+            return [CombineFailed(effect.version, failure)]
+    return []
+
+
+def calls_behind(effect: Any, machine: NodeState) -> list[CallId]:
+    """The calls that cannot be answered without this effect."""
+    match effect:
+        case Receive(part=None):
+            return _getters(machine, effect.version.ref)
+        case Duplicate():
+            assemblies = machine.fetching.assembling.assemblies
+            targets = [target for target, assembly in assemblies.items() if effect.segment in assembly.copying]
+            return [call for target in targets for call in _getters(machine, target)]
+    call = getattr(effect, "call", None)
+    return [] if call is None else [call]
+
+
+def _getters(machine: NodeState, ref: bytes) -> list[CallId]:
+    """Who gets an object, or what is put together from it."""
+    fetch = machine.fetching.fetches.get((ref, NO_SLOT))
+    if fetch is None:
+        return []
+    return list(fetch.getters) if fetch.whole is None else _getters(machine, fetch.whole)
