@@ -11,11 +11,11 @@ from hoplite_ucx.transports.configuration import Configuration, Kind
 from hoplite_ucx.transports.conformance import CHECKS, Maker
 from hoplite_ucx.transports.conformance.tools import Receiving, Serving, filled, wait_until
 from hoplite_ucx.transports.detection import Machine, ucx_build
+from hoplite_ucx.transports.endpoint import ListeningEndpoint
 from hoplite_ucx.transports.handshake import Identity
 from hoplite_ucx.transports.interface import Fault, LinkLost, Side
 from hoplite_ucx.transports.selecting import SelectingTransport
 from hoplite_ucx.transports.selection import Selection
-from hoplite_ucx.transports.ucx.endpoint import ListeningEndpoint
 from hoplite_ucx.transports.ucx.settings import DisagreementError, UcxSettings
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
@@ -39,8 +39,7 @@ class SelectingEndpoint(ListeningEndpoint[SelectingTransport]):
         me = Identity(node, token)
         machine = Machine((), ucx_build(), -1, -1)
         selection = Selection(configuration or self.configuration, machine, time.monotonic)
-        transport = SelectingTransport(me, selection, on_lost)
-        super().__init__(me, transport, transport.adopt, "127.0.0.1")
+        super().__init__(me, SelectingTransport(me, selection, on_lost))
 
 
 @contextmanager

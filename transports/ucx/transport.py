@@ -16,7 +16,6 @@ from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
 from hoplite_ucx.transports.handshake import Identity, Peer
 from hoplite_ucx.transports.interface import (
-    MAX_GRANULE,
     Fault,
     LinkLost,
     LinkStatus,
@@ -29,6 +28,7 @@ from hoplite_ucx.transports.interface import (
     StreamKey,
     Transport,
 )
+from hoplite_ucx.transports.tables import LinkTables, check_stream
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection
 from hoplite_ucx.transports.ucx.library import Lane
@@ -45,15 +45,13 @@ GRACE_SECONDS = 2.5
 class UcxTransport(Transport):
     def __init__(self, me: Identity, on_link_lost: LinkLost | None = None, settings: UcxSettings | None = None) -> None:
         self._me = me
-        self._on_link_lost = on_link_lost
         self._settings = settings or UcxSettings()
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._closed = False
         self._incoming: dict[StreamKey, Incoming] = {}
         self._outgoing: dict[StreamKey, Outgoing] = {}
-        self._receiving: dict[int, ReceivingLink] = {}
-        self._sending: dict[int, SendingLink] = {}
+        self._links: LinkTables[ReceivingLink, SendingLink] = LinkTables(on_link_lost)
 
     def start(self) -> Engine:
         """The engine, started if it is not. Raises a `TransportError` if UCX is missing or refuses its settings."""
@@ -77,7 +75,7 @@ class UcxTransport(Transport):
         except TransportError as error:
             sock.close()
             if not self._closed:
-                self._lost(peer, Side.SENDING, error)
+                self._links.lost(peer, Side.SENDING, error)
             return
         engine.call(partial(self._adopt, engine, sock, peer))
 
@@ -93,7 +91,7 @@ class UcxTransport(Transport):
         granule: int,
         on_closed: ReceiveClosed,
     ) -> None:
-        _check(stream, offset, size, granule)
+        check_stream(stream, offset, size, granule)
         parse_address(address)
         incoming = Incoming(stream, sink, offset, size, granule, on_closed)
         engine = self._engine_for(sender, Side.RECEIVING) if offset < size else None
@@ -132,7 +130,7 @@ class UcxTransport(Transport):
         priority: Priority,
         on_closed: ServeClosed,
     ) -> None:
-        _check(stream, offset, size, granule)
+        check_stream(stream, offset, size, granule)
         outgoing = Outgoing(receiver, stream, source, offset, size, priority, on_closed)
         engine = self._engine_for(receiver, Side.SENDING) if offset < size else None
         with self._lock:
@@ -166,7 +164,7 @@ class UcxTransport(Transport):
         return {outgoing.stream: outgoing.position for outgoing in list(self._outgoing.values())}
 
     def links(self) -> list[LinkStatus]:
-        return [link.status() for link in self._links()]
+        return self._links.statuses()
 
     def lanes(self, seconds: float = 1.0) -> dict[tuple[int, Side], list[Lane]]:
         """What UCX really gave each link, asked of UCX itself; empty if it does not answer in time."""
@@ -174,7 +172,7 @@ class UcxTransport(Transport):
         answered = threading.Event()
 
         def ask() -> None:
-            found.update(((link.peer, link.status().side), link.lanes()) for link in self._links())
+            found.update(((link.peer, link.status().side), link.lanes()) for link in self._links.all())
             answered.set()
 
         if self._engine is None or self._closed:
@@ -193,7 +191,7 @@ class UcxTransport(Transport):
         if engine is None:
             return True
         deadline = time.monotonic() + timeout
-        diallers = [link.dialler for link in list(self._receiving.values())]
+        diallers = [link.dialler for link in list(self._links.receiving.values())]
         engine.call(self._shut)
         engine.stop()
         if not engine.join(timeout):
@@ -209,15 +207,8 @@ class UcxTransport(Transport):
             return self.start()
         except TransportError as error:
             if not self._closed:
-                self._lost(peer, side, error)
+                self._links.lost(peer, side, error)
             return None
-
-    def _links(self) -> list[ReceivingLink | SendingLink]:
-        return [*list(self._receiving.values()), *list(self._sending.values())]
-
-    def _lost(self, peer: int, side: Side, error: Exception) -> None:
-        if self._on_link_lost is not None:
-            self._on_link_lost(peer, side, error)
 
     # --- on the engine's thread --------------------------------------------------------------------------------
 
@@ -225,21 +216,21 @@ class UcxTransport(Transport):
         if self._closed:
             sock.close()
             return
-        if (old := self._sending.pop(peer, None)) is not None:
+        if (old := self._links.sending.pop(peer, None)) is not None:
             old.break_off(None)
         try:
-            self._sending[peer] = SendingLink(
+            self._links.sending[peer] = SendingLink(
                 engine,
                 peer,
                 Connection(sock, f"{peer:x}"),
-                partial(self._lost, peer, Side.SENDING),
+                self._links.when_lost(peer, Side.SENDING),
                 self._find,
                 self._outgoing_closed,
-                self._sending_ended,
+                self._links.sending_ended,
             )
         except engine.library.error as error:
             sock.close()
-            self._lost(peer, Side.SENDING, _no_worker(error, f"{peer:x}"))
+            self._links.lost(peer, Side.SENDING, _no_worker(error, f"{peer:x}"))
 
     def _find(self, receiver: int, stream: StreamKey) -> Outgoing | None:
         outgoing = self._outgoing.get(stream)
@@ -253,21 +244,21 @@ class UcxTransport(Transport):
             incoming.close(Fault.BROKEN)
             return
         try:
-            link = self._receiving.get(sender)
+            link = self._links.receiving.get(sender)
             if link is None or link.broken:
                 link = self._new_receiving_link(engine, sender, address)
         except engine.library.error as error:
             self._incoming_closed(incoming)
-            self._lost(sender, Side.RECEIVING, _no_worker(error, address))
+            self._links.lost(sender, Side.RECEIVING, _no_worker(error, address))
             incoming.close(Fault.BROKEN)
             return
         incoming.link = link
         link.receive(incoming)
 
     def _new_receiving_link(self, engine: Engine, sender: int, address: str) -> ReceivingLink:
-        lost = partial(self._lost, sender, Side.RECEIVING)
-        link = self._receiving[sender] = ReceivingLink(
-            engine, sender, address, self._me, lost, self._incoming_closed, self._receiving_ended
+        lost = self._links.when_lost(sender, Side.RECEIVING)
+        link = self._links.receiving[sender] = ReceivingLink(
+            engine, sender, address, self._me, lost, self._incoming_closed, self._links.receiving_ended
         )
         return link
 
@@ -285,7 +276,7 @@ class UcxTransport(Transport):
             self._outgoing_closed(outgoing)
             outgoing.close()
             return
-        link = self._sending.get(outgoing.receiver)
+        link = self._links.sending.get(outgoing.receiver)
         if link is not None and not link.broken:
             link.serve(outgoing)
         if outgoing.link is None:
@@ -295,7 +286,7 @@ class UcxTransport(Transport):
         """Nobody came for it: a stream may wait only while its receiver has a link here."""
         if outgoing.closed or outgoing.link is not None:
             return
-        link = self._sending.get(outgoing.receiver)
+        link = self._links.sending.get(outgoing.receiver)
         if link is not None and not link.broken:
             engine.later(GRACE_SECONDS, partial(self._out_of_grace, engine, outgoing))
         else:
@@ -322,21 +313,13 @@ class UcxTransport(Transport):
         with self._lock:
             self._outgoing.pop(outgoing.stream, None)
 
-    def _receiving_ended(self, link: ReceivingLink) -> None:
-        if self._receiving.get(link.peer) is link:
-            del self._receiving[link.peer]
-
-    def _sending_ended(self, link: SendingLink) -> None:
-        if self._sending.get(link.peer) is link:
-            del self._sending[link.peer]
-
     def _drop(self, peer: int) -> None:
-        for link in self._links():
+        for link in self._links.all():
             if link.peer == peer:
                 link.break_off(None)
 
     def _shut(self) -> None:
-        for link in self._links():
+        for link in self._links.all():
             link.break_off(None)
         for outgoing in list(self._outgoing.values()):
             if outgoing.link is None:
@@ -346,12 +329,3 @@ class UcxTransport(Transport):
 
 def _no_worker(error: Exception, peer: str) -> ConnectionLostError:
     return ConnectionLostError(f"UCX has no worker for another link: {error}", peer, "look at `hoplite doctor`")
-
-
-def _check(stream: StreamKey, offset: int, size: int, granule: int) -> None:
-    if not all(0 <= part < 1 << 64 for part in stream):
-        raise ValueError(f"a stream is named by two numbers in [0, 2**64), not {stream}")
-    if not 0 <= offset <= size < 1 << 63:
-        raise ValueError(f"there are no bytes from {offset} to {size}")
-    if not 0 < granule <= MAX_GRANULE:
-        raise ValueError(f"a granule has 1 to {MAX_GRANULE} bytes, not {granule}")

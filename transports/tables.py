@@ -1,0 +1,72 @@
+"""Which links a node has over one transport, and who is told when one is lost: the same for every transport.
+
+Between two nodes there are at most two links, one each way; a link leaves the table when it has ended, unless another
+one has taken its place. `lock` guards the tables, for transports whose links are made on any thread; a link's own lock
+may be taken under it, never the reverse.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from hoplite_ucx.transports.interface import MAX_GRANULE, LinkLost, LinkStatus, Side, StreamKey
+
+__all__ = ["LinkTables", "check_stream"]
+
+
+class _Link(Protocol):
+    @property
+    def peer(self) -> int: ...
+
+    def status(self) -> LinkStatus: ...
+
+
+_Receiving = TypeVar("_Receiving", bound=_Link)
+_Sending = TypeVar("_Sending", bound=_Link)
+_Any = TypeVar("_Any", bound=_Link)
+
+
+class LinkTables(Generic[_Receiving, _Sending]):
+    def __init__(self, on_link_lost: LinkLost | None) -> None:
+        self._on_link_lost = on_link_lost
+        self.lock = threading.Lock()
+        self.receiving: dict[int, _Receiving] = {}
+        self.sending: dict[int, _Sending] = {}
+
+    def all(self) -> list[_Receiving | _Sending]:
+        return [*list(self.receiving.values()), *list(self.sending.values())]
+
+    def statuses(self) -> list[LinkStatus]:
+        return [link.status() for link in self.all()]
+
+    def receiving_ended(self, link: _Receiving) -> None:
+        self._forget(self.receiving, link)
+
+    def sending_ended(self, link: _Sending) -> None:
+        self._forget(self.sending, link)
+
+    def lost(self, peer: int, side: Side, error: Exception) -> None:
+        if self._on_link_lost is not None:
+            self._on_link_lost(peer, side, error)
+
+    def when_lost(self, peer: int, side: Side) -> Callable[[Exception], None]:
+        """What a link calls when it is lost."""
+        return partial(self.lost, peer, side)
+
+    def _forget(self, links: dict[int, _Any], link: _Any) -> None:
+        with self.lock:
+            if links.get(link.peer) is link:
+                del links[link.peer]
+
+
+def check_stream(stream: StreamKey, offset: int, size: int, granule: int) -> None:
+    """Refuse a stream that makes no sense, whichever transport it is for."""
+    if not all(0 <= part < 1 << 64 for part in stream):
+        raise ValueError(f"a stream is named by two numbers in [0, 2**64), not {stream}")
+    if not 0 <= offset <= size < 1 << 63:
+        raise ValueError(f"there are no bytes from {offset} to {size}")
+    if not 0 < granule <= MAX_GRANULE:
+        raise ValueError(f"a granule has 1 to {MAX_GRANULE} bytes, not {granule}")
