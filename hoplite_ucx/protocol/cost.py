@@ -6,6 +6,7 @@ time from the network; what does occupy the sender for each chunk is a parameter
 """
 
 import math
+from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.settings import Settings
 
@@ -16,8 +17,22 @@ _MOST_STRIPES = 16
 _LEAST_STRIPE = 1024
 
 
+@dataclass(slots=True)
+class Costs:
+    """What a link costs: as configured, until it is measured (see `directory.measuring`)."""
+
+    settings: Settings
+    latency: float = field(init=False)
+    handover: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.latency = self.settings.latency
+        self.handover = self.settings.handover
+
+
 def choose_granule(size: int, depth: int, bandwidth: float, settings: Settings) -> int:
-    """The chunk that a relay waits for: small for deep trees, but never so small that hand-overs cannot keep up."""
+    """The chunk that a relay waits for: small for deep trees, but never so small that hand-overs cannot keep up. That
+    takes the configured hand-over, which is work; the measured one is mostly waiting, and would let granules grow."""
     by_depth = size / (_GRANULES_PER_HOP * max(1, depth))
     by_handover = settings.handover * bandwidth
     by_sender = math.sqrt(settings.sender_cost * bandwidth * size / max(1, depth))
@@ -25,18 +40,18 @@ def choose_granule(size: int, depth: int, bandwidth: float, settings: Settings) 
     return max(1, min(int(wanted), settings.max_granule, size))
 
 
-def hop_delay(granule: int, bandwidth: float, settings: Settings) -> float:
-    return settings.latency + settings.handover + settings.sender_cost + granule / bandwidth
+def hop_delay(granule: int, bandwidth: float, costs: Costs) -> float:
+    return costs.latency + costs.handover + costs.settings.sender_cost + granule / bandwidth
 
 
-def choose_degree(size: int, count: int, bandwidth: float, settings: Settings) -> int:
+def choose_degree(size: int, count: int, bandwidth: float, costs: Costs) -> int:
     """How many terms a slot takes: a chain for what is large, a star for what is small, a tree between them."""
-    granule = choose_granule(size, count, bandwidth, settings)
+    granule = choose_granule(size, count, bandwidth, costs.settings)
 
     def duration(degree: int) -> float:
         height, width = _tree_of(count, degree)
         # Terms that come in together share the network card: a hop takes a granule of each.
-        return height * hop_delay(degree * granule, bandwidth, settings) + width * (size - granule) / bandwidth
+        return height * hop_delay(degree * granule, bandwidth, costs) + width * (size - granule) / bandwidth
 
     return min(range(1, max(count, 2)), key=duration)
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NO_SLOT, REF_BYTES, CallId, NodeId, Ref, StreamId, Version
-from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.protocol.settings import Seconds, Settings
 
 PROTOCOL = 1
 """Raised whenever two builds could misunderstand each other; compared in the handshake."""
@@ -196,7 +196,10 @@ class Progress(Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(_ToDirectory, frozen=True):
+    """`round_trip` is the least time that the answer to one lately took; 0 if none has come yet."""
+
     progress: Annotated[tuple[Progress, ...], Meta(max_length=_MAX_LIST)] = ()
+    round_trip: Seconds = 0.0
 
 
 class Completed(_ToDirectory, frozen=True):

@@ -17,14 +17,14 @@ than its sender's NIC holds capacity that a faster one could fill: such children
 import enum
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
-from hoplite_ucx.protocol.cost import hop_delay
+from hoplite_ucx.protocol.cost import Costs, hop_delay
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey
-from hoplite_ucx.protocol.settings import Settings
 
 # How many acceptable locations of each heap are compared exactly.
 _LOOK_AT = 4
@@ -48,6 +48,9 @@ class Nic:
     down: float
     sending: dict[bytes, int] = field(default_factory=dict)
     receiving: dict[bytes, int] = field(default_factory=dict)
+    up_samples: deque[float] = field(default_factory=deque)
+    down_samples: deque[float] = field(default_factory=deque)
+    """What single streams lately carried (see `directory.measuring`)."""
 
     def up_share(self, ref: bytes) -> float:
         return self.up / _objects_with(self.sending, ref)
@@ -121,10 +124,10 @@ class Plan:
 
 
 class SenderPool:
-    def __init__(self, ref: bytes, granule: int, settings: Settings) -> None:
+    def __init__(self, ref: bytes, granule: int, costs: Costs) -> None:
         self._ref = ref
         self.granule = granule
-        self._settings = settings
+        self._costs = costs
         self.locations: dict[NodeId, Location] = {}
         self._slow: dict[ReceiverKey, NodeId] = {}  # child → its sender
         self._heaps: dict[tuple[Shelf, int], list[_Entry]] = {}
@@ -150,7 +153,7 @@ class SenderPool:
 
     def occupy(self, plan: Plan, receiver: ReceiverKey, nic: Nic) -> None:
         location = self.locations[plan.sender]
-        location.children[receiver] = Child(nic, plan.rate, plan.finish - self._settings.latency)
+        location.children[receiver] = Child(nic, plan.rate, plan.finish - self._costs.latency)
         location.load += plan.rate
         _count(location.nic.sending, self._ref, +1)
         _count(nic.receiving, self._ref, +1)
@@ -172,7 +175,7 @@ class SenderPool:
     def revise(self, sender: NodeId, receiver: ReceiverKey, finish: float) -> None:
         """The receiver will be done at another time than planned."""
         location = self.locations[sender]
-        location.children[receiver].until = finish - self._settings.latency
+        location.children[receiver].until = finish - self._costs.latency
         self._account(location)
 
     def choose(self, nic: Nic, remaining: int, now: float, acceptable: Callable[[NodeId], bool]) -> Plan | None:
@@ -214,8 +217,8 @@ class SenderPool:
         return Plan(plan.sender, plan.rate, plan.finish, displaces=slow)
 
     def _plan_from(self, location: Location, rate: float, remaining: int, start: float) -> Plan:
-        hop = hop_delay(self.granule, rate, self._settings)
-        finish = max(location.finish + hop, start + self._settings.latency + remaining / rate)
+        hop = hop_delay(self.granule, rate, self._costs)
+        finish = max(location.finish + hop, start + self._costs.latency + remaining / rate)
         return Plan(location.node, rate, finish)
 
     def _account(self, location: Location) -> None:

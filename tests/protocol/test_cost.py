@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_ucx.protocol.cost import choose_degree, choose_granule, hop_delay
+from hoplite_ucx.protocol.cost import Costs, choose_degree, choose_granule, hop_delay
 from hoplite_ucx.protocol.settings import KIB, MIB, Settings
 
 SETTINGS = Settings()
@@ -47,7 +47,7 @@ def test_a_chain_is_filled_in_a_small_part_of_the_transfer() -> None:
     for hosts in (8, 64):
         size, hops = 64 * MIB, hosts - 1
         granule = choose_granule(size, hops, GBIT, SETTINGS)
-        filling = hops * hop_delay(granule, GBIT, SETTINGS)
+        filling = hops * hop_delay(granule, GBIT, Costs(SETTINGS))
         assert filling < 0.1 * size / GBIT
 
 
@@ -58,7 +58,7 @@ def test_a_cost_that_occupies_the_sender_calls_for_larger_granules() -> None:
 
 def test_a_hop_costs_latency_hand_over_and_granule() -> None:
     settings = Settings(latency=1.0, handover=2.0, sender_cost=4.0)
-    assert hop_delay(80, 10.0, settings) == 1.0 + 2.0 + 4.0 + 8.0
+    assert hop_delay(80, 10.0, Costs(settings)) == 1.0 + 2.0 + 4.0 + 8.0
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_a_hop_costs_latency_hand_over_and_granule() -> None:
     ],
 )
 def test_the_degree_follows_size_and_count(size: int, count: int, degree: int) -> None:
-    assert choose_degree(size, count, GBIT, SETTINGS) == degree
+    assert choose_degree(size, count, GBIT, Costs(SETTINGS)) == degree

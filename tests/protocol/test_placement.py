@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from hoplite_ucx.protocol.cost import choose_granule
+from hoplite_ucx.protocol.cost import Costs, choose_granule
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.placement import Nic, Plan, SenderPool
 from hoplite_ucx.protocol.settings import KIB, MIB, Settings
@@ -24,7 +24,7 @@ class Tree:
 
     def __init__(self, size: int, hosts: int, source: Nic | None = None) -> None:
         self.size = size
-        self.pool = SenderPool(ref(1), choose_granule(size, hosts, RATE, SETTINGS), SETTINGS)
+        self.pool = SenderPool(ref(1), choose_granule(size, hosts, RATE, SETTINGS), Costs(SETTINGS))
         self.pool.add(SOURCE, source or nic(), 0.0, 0)
         self.parents: dict[NodeId, NodeId] = {}
         self.plans: dict[NodeId, Plan] = {}
@@ -143,7 +143,7 @@ def test_nobody_is_displaced_for_little() -> None:
 
 def test_two_objects_share_a_nic() -> None:
     source, mine, other = nic(), nic(), nic()
-    pools = [SenderPool(ref(number), MIB, SETTINGS) for number in (1, 2)]
+    pools = [SenderPool(ref(number), MIB, Costs(SETTINGS)) for number in (1, 2)]
     for pool in pools:
         pool.add(SOURCE, source, 0.0, 0)
     rates = []
@@ -168,7 +168,7 @@ def test_unacceptable_senders_are_skipped() -> None:
 
 
 def test_an_empty_pool_has_no_sender() -> None:
-    assert SenderPool(ref(1), MIB, SETTINGS).choose(nic(), 1, 0.0, lambda _: True) is None
+    assert SenderPool(ref(1), MIB, Costs(SETTINGS)).choose(nic(), 1, 0.0, lambda _: True) is None
 
 
 def test_accounts_return_to_zero() -> None:
@@ -202,7 +202,7 @@ def test_a_location_is_free_again_when_its_streams_are() -> None:
 
 def test_a_location_whose_streams_should_be_over_counts_as_free() -> None:
     """Late reports must not hide it behind others that were busy for a shorter time."""
-    pool = SenderPool(ref(1), MIB, SETTINGS)
+    pool = SenderPool(ref(1), MIB, Costs(SETTINGS))
     for node in range(8):
         pool.add(node, nic(), finish=100.0 - node, depth=0)
         pool.occupy(Plan(node, RATE, finish=1.0 + node), 100 + node, nic())

@@ -66,6 +66,8 @@ class Receiver:
     watermark: int = 0
     number: int = 0
     sender: NodeId | None = None
+    begun: float | None = None
+    """When it was placed, if its stream is one for all of the bytes."""
     adopted_from: tuple[NodeId, float] | None = None
     """Of an adopted one: its sender, and the rate that its stream was planned with."""
     shunned: dict[NodeId, Shunned] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class Broadcast:
         self._no_senders = False  # nobody can send to anyone, until something changes
         self._orders = 0
         self._bandwidth = bandwidth
-        self.pool = SenderPool(version.ref, self._choose_granule(), world.settings)
+        self.pool = SenderPool(version.ref, self._choose_granule(), world.costs)
 
     # --- what is known -----------------------------------------------------------------------------------------
 
@@ -178,6 +180,7 @@ class Broadcast:
         if node == self.producer:
             self.producer = None
         elif node in self.receivers:
+            self._measure(self.receivers[node])
             self._detach(self._forget_receiver(node))
         if node in self.pool.locations:
             self.pool.set_finish(node, self._world.now)
@@ -186,6 +189,19 @@ class Broadcast:
         self.copies[node] = member
         self.reconsider()
         self._world.tell(self.version.ref, "{} is complete at {}", self.version, label(node))
+
+    def _measure(self, receiver: Receiver) -> None:
+        """The receiver is complete: what its stream took says what its link costs."""
+        sender = receiver.sender
+        if receiver.begun is None or sender not in self.copies or receiver.state is not State.STREAMING:
+            return
+        ref, now, nic, above = self.version.ref, self._world.now, receiver.member.nic, self.pool.locations[sender]
+        if nic.receiving != {ref: 1} or above.nic.sending != {ref: 1}:
+            return  # others had their share of it
+        if above.finish <= receiver.begun:
+            self._world.measuring.transfer(above.nic, nic, self.size, now - receiver.begun)
+        elif above.depth:
+            self._world.measuring.hop(now - above.finish, self.pool.granule, min(above.nic.up, nic.down))
 
     def remove(self, node: NodeId) -> None:
         """The node has the version no more, and gets it no more: what hung on it is halted and placed anew."""
@@ -471,6 +487,7 @@ class Broadcast:
     def _stream(self, receiver: Receiver, plan: Plan) -> None:
         member, sender = receiver.member, self._members[plan.sender]
         receiver.number = self._world.next_number()
+        receiver.begun = self._world.now if not receiver.watermark else None
         self._begin_stream(receiver, plan)
         self._world.send(
             member.node,

@@ -229,6 +229,8 @@ class Directory:
         self._remove_member(member, "left", fence=True)
 
     def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
+        if heartbeat.round_trip:
+            self.world.measuring.round_trip(member.node, heartbeat.round_trip)
         self.world.send(member.node, Alive(self._recovery.population(len(self.members))))
         for progress in heartbeat.progress:
             record = self.records.get(progress.version.ref)

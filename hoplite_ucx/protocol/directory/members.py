@@ -144,6 +144,7 @@ class Members:
 
     def remove(self, member: Member, *, fence: bool) -> None:
         del self._members[member.node]
+        self._world.measuring.forget(member.node)
         self._world.timers.cancel(("probe", member.node))
         identity = identity_of(member.node)
         if self._by_address.get(member.address) is member:

@@ -411,7 +411,7 @@ class Reduction:
     def _take_form(self, size: int, layout: bytes) -> None:
         self._size, self._layout = size, layout
         bandwidth = self._objects.members.bandwidth()
-        self._degree = choose_degree(size, self.spec.count, bandwidth, self._world.settings)
+        self._degree = choose_degree(size, self.spec.count, bandwidth, self._world.costs)
 
     def _add_group(self, refs: list[bytes], node: NodeId, last: bool) -> None:
         """A getter's own sources are kept for the root: elsewhere its network card would have to take in both what its

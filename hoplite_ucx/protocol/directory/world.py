@@ -2,6 +2,8 @@
 
 import math
 
+from hoplite_ucx.protocol.cost import Costs
+from hoplite_ucx.protocol.directory.measuring import Measuring
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import DirectoryEffect, SendNode
 from hoplite_ucx.protocol.ids import NodeId
@@ -17,6 +19,8 @@ _NUMBERS_PER_INCARNATION_BITS = 20
 class World:
     def __init__(self, settings: Settings, incarnation: int) -> None:
         self.settings = settings
+        self.costs = Costs(settings)
+        self.measuring = Measuring(self.costs)
         self.incarnation = incarnation
         self.recovering = False
         """The nodes of an earlier directory are being heard: until then nothing is lost, replaced or begun anew."""

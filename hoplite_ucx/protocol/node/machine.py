@@ -5,6 +5,7 @@ passes events to them and keeps the node a member: it joins with an announcement
 back after a lost session, and takes a new name when the directory has declared it dead.
 """
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -78,6 +79,9 @@ from hoplite_ucx.protocol.node.reducing import Reducing
 from hoplite_ucx.protocol.node.serving import Serving
 from hoplite_ucx.protocol.settings import GIB, Settings
 
+# The round trips of the last heartbeats, of which the quickest is told.
+_ROUND_TRIPS_KEPT = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProfile:
@@ -106,6 +110,8 @@ class NodeState:
         self._failures_to_connect = 0
         self._directory_heard = 0.0
         self._beat_due = 0.0
+        self._beats_sent: deque[float] = deque()  # that were not answered yet
+        self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS_KEPT)
         self.refusal: Failure | None = None
         """Why the directory will not have this node, when it said so."""
 
@@ -225,6 +231,7 @@ class NodeState:
     def _session_lost(self) -> None:
         """Streams run on without the directory; only what needs it waits for the next session."""
         self._context.joined = False
+        self._beats_sent.clear()
         self.memory.session_lost()
         settings = self._context.settings
         delay = min(settings.reconnect * 2**self._failures_to_connect, settings.lease / 4)
@@ -283,7 +290,9 @@ class NodeState:
             if self._context.now - self._directory_heard >= settings.lease:
                 self._leave_session()
             else:
-                self._context.tell_directory(Heartbeat(self.fetching.progress()))
+                self._beats_sent.append(self._context.now)
+                quickest = min(self._round_trips, default=0.0)
+                self._context.tell_directory(Heartbeat(self.fetching.progress(), quickest))
 
     def _set_beat(self) -> None:
         self._beat_due = self._context.now + self._context.settings.heartbeat
@@ -296,6 +305,8 @@ class NodeState:
         match message:
             case Alive(members):
                 self._members = members
+                if self._beats_sent:
+                    self._round_trips.append(self._context.now - self._beats_sent.popleft())
             case Place():
                 self.fetching.place(message)
             case Assemble():
