@@ -197,6 +197,21 @@ def test_a_stream_runs_on_though_another_was_given_its_place() -> None:
     assert successor.state("R", 1) is State.STREAMING
 
 
+def test_a_stream_without_a_place_ends_with_the_last_root() -> None:
+    """B feeds R, which has no place in the accounts; then A, the only root, dies."""
+    successor = Successor()
+    successor.survive("A", copies=(copy(1),))
+    successor.survive("B", partials=(partial(1, number=3, sender=successor["A"]),), streams_out=0)
+    successor.survive("R", partials=(partial(1, number=4, sender=successor["B"]),))
+    successor.decide()
+    assert not successor.told_to("R", *INTERRUPTIONS)
+    successor.kill("A")
+    for name in "BR":
+        [halt] = successor.heard_all(Halt, name)
+        successor.tell(name, Halted(halt.version, halt.number, LARGE // 2, wanted=name == "B"))
+    assert [failed.ref for failed in successor.heard_all(Failed, "B")] == [ref(1)]
+
+
 def test_streams_in_a_circle_are_not_taken_for_a_tree() -> None:
     successor = Successor()
     successor.survive("A", copies=(copy(1),))

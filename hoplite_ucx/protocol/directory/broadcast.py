@@ -525,6 +525,8 @@ class Broadcast:
         for receiver in list(self.receivers.values()):
             if receiver.state is State.STREAMING:
                 self._halt(receiver)
+        if not self._world.recovering:  # else that is decided when all have come
+            self.halt_adopted()
 
     def _to_waiting(self, receiver: Receiver, watermark: int) -> None:
         self._detach(receiver)
