@@ -52,7 +52,7 @@ from hoplite_ucx.protocol.events import (
     Window,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
-from hoplite_ucx.protocol.messages import Alive, ToPeer
+from hoplite_ucx.protocol.messages import Alive, Heartbeat, ToPeer
 from hoplite_ucx.simulate.combining import Combining
 from hoplite_ucx.simulate.content import Content, Piece
 from hoplite_ucx.simulate.network import Endpoint
@@ -148,8 +148,9 @@ class VirtualNode:
         if self.stopped:
             self._held.append(event)
             return
-        self._apply(self.machine.handle(event, self.clock.now))
-        if not (isinstance(event, FromDirectory) and isinstance(event.message, Alive)):  # there is nothing new
+        effects = self.machine.handle(event, self.clock.now)
+        self._apply(effects)
+        if not _is_routine(event, effects):
             self.cluster.after_event(self.machine)
 
     def _apply(self, effects: list[NodeEffect]) -> None:
@@ -399,3 +400,10 @@ class VirtualNode:
 
     def _answer(self, effect: Answer) -> None:
         self.cluster.answered(self, effect)
+
+
+def _is_routine(event: NodeEvent, effects: list[NodeEffect]) -> bool:
+    """A heartbeat and its answer, which are most of all events, leave nothing new to check."""
+    if isinstance(event, Tick):
+        return all(isinstance(effect, SendDirectory) and isinstance(effect.message, Heartbeat) for effect in effects)
+    return isinstance(event, FromDirectory) and isinstance(event.message, Alive)
