@@ -324,6 +324,14 @@ def test_a_target_is_filled_through_windows() -> None:
     assert freed == [w.segment for w in windows]
 
 
+def test_a_window_is_announced_as_a_piece() -> None:
+    n, message = assembling()
+    n.directory(message)
+    stream = n.only(n.directory(place(7, 9)), Receive).stream
+    n.handle(ReceiveClosed(stream, HALF, None))
+    assert [(copy.version, copy.piece) for copy in n.connect().copies] == [(version(7), True)]
+
+
 def test_a_stripe_that_is_made_here_is_copied() -> None:
     n, message = assembling()
     source = version(1)

@@ -39,7 +39,7 @@ from hoplite_ucx.protocol.messages import (
     Want,
 )
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.harness import LARGE, RATE, NodeDriver, ref, version
+from tests.protocol.harness import LARGE, RATE, DirectoryDriver, NodeDriver, ref, version
 from tests.protocol.test_reduction import TARGET, Reducer, chain
 
 HALF = LARGE // 2
@@ -240,6 +240,18 @@ def test_the_next_getter_goes_on_when_the_first_dies() -> None:
 PEER = node_id(9)
 SLOT, PART, UPPER = version(1), version(2), version(3)
 SIZE = 8 * MIB
+
+
+def test_nobody_is_placed_behind_a_slot_that_begins_above_him() -> None:
+    d = DirectoryDriver("A", "B", "C")
+    d.put("A", 1, done=False)
+    tree = d.broadcast(1)
+    tree.start = HALF
+    for name, watermark in (("B", HALF - 1), ("C", HALF)):
+        tree.want(d.directory.members[d[name]], watermark)
+    plans = {name: tree.choose_sender(d.receiver(name, 1)) for name in "BC"}
+    assert plans["B"] is None
+    assert plans["C"] is not None
 
 
 def bind(of: Version, *parts: Version, start: int = 0, resume: bool = False, number: int = 1) -> Bind:
