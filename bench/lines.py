@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections.abc import Mapping
 from select import select
 from typing import Any
 
@@ -23,11 +24,11 @@ class PeerError(RuntimeError):
 
 
 class LineProcess:
-    def __init__(self, host: Host, command: list[str], name: str) -> None:
+    def __init__(self, host: Host, command: list[str], name: str, env: Mapping[str, str] | None = None) -> None:
         self.name = name
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         # Without a buffer, so that waiting for a line and reading it agree on what has come.
-        self._process = host.popen(command, bufsize=0, **pipes)
+        self._process = host.popen(command, env=env, bufsize=0, **pipes)
 
     @property
     def pid(self) -> int:

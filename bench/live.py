@@ -26,7 +26,7 @@ from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.cluster import agent_task, directory_task
 
-__all__ = ["NOTICE", "LiveCluster", "Steps"]
+__all__ = ["NOTICE", "LiveCluster", "Steps", "launch"]
 
 NOTICE = 0.03
 """From telling everybody the moment to start until it comes: all of them must be waiting for it."""
@@ -94,8 +94,7 @@ class LiveCluster:
             self._answer(rank, time.monotonic() + _PATIENCE)
 
     def _launch(self, host: Host, role: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "hoplite_ucx.runtime", role, str(os.getpid()), "free"]
-        service = host.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        service = launch(host, role)
         self._services.append(service)
         return service
 
@@ -166,6 +165,12 @@ class LiveCluster:
     def services_processor(self) -> float:
         """The processor time that directory and agents have taken so far."""
         return sum(processor_seconds(service.pid) for service in self._services)
+
+
+def launch(host: Host, role: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a directory or an agent in a host, which then waits for its task: see `runtime.processes`."""
+    command = [sys.executable, "-m", "hoplite_ucx.runtime", role, str(os.getpid()), "free"]
+    return host.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
 
 
 def processor_seconds(pid: int) -> float:

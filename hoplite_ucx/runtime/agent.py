@@ -53,6 +53,7 @@ from hoplite_ucx.protocol.messages import Leave, StreamFault, StreamRefused, Wel
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.addresses import host_towards
+from hoplite_ucx.runtime.history import ReceivedStream, StreamHistory
 from hoplite_ucx.runtime.kernels import Kernel, combine_bytes
 from hoplite_ucx.runtime.local import LocalStreams
 from hoplite_ucx.runtime.peers import PeerSessions
@@ -104,6 +105,7 @@ class Agent:
         self._connecting: asyncio.Task[None] | None = None
         self._alone_since: float | None = now()
         self._slots: dict[int, Slot] = {}
+        self._history = StreamHistory()
         self._started = now()
 
     async def start(self) -> None:
@@ -318,6 +320,7 @@ class Agent:
         if stands != effect.offset:
             self._received(stream, stands, Fault.BROKEN)  # the machine begins again where the bytes are
             return
+        sink = self._history.opened(stream, sink, self._record_of(effect))
         if self._is_me(effect.sender):
             on_closed = partial(self._received, stream, fault=None)
             self._local.receive(key, sink, effect.offset, effect.size, on_closed)
@@ -346,7 +349,14 @@ class Agent:
         self._store.back(segment)
         return SegmentSink(segment), segment.watermark()
 
+    def _record_of(self, effect: Receive) -> ReceivedStream:
+        incoming = self.machine.fetching.streams.get(effect.stream)
+        into = incoming.fetch.into.hex() if incoming is not None else ""
+        sender = label(effect.sender)
+        return ReceivedStream(effect.version.ref.hex(), into, sender, effect.offset, effect.size, now())
+
     def _received(self, stream: StreamId, watermark: int, fault: Fault | None) -> None:
+        self._history.closed(stream, watermark, fault)
         self._dispatch_soon(ReceiveClosed(stream, watermark, StreamFault.BROKEN if fault is not None else None))
 
     def _cancel_receive(self, effect: CancelReceive) -> None:
@@ -434,9 +444,10 @@ class Agent:
             self._directory is not None,
         )
 
-    def status(self) -> dict[str, Any]:
+    def status(self, history: bool = False) -> dict[str, Any]:
         memory = self.machine.memory
         return {
+            **({"history": self._history.tell()} if history else {}),
             "agent": self.agent_id,
             "node": label(self.machine.node),
             "cluster": self.cluster,

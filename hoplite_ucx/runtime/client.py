@@ -145,8 +145,8 @@ class Client:
         assert isinstance(reply, wire.References)
         return list(reply.refs)
 
-    def status(self, timeout: float = 5.0) -> dict[str, Any]:
-        reply = self._ask(wire.StatusRequest, timeout)
+    def status(self, timeout: float = 5.0, *, history: bool = False) -> dict[str, Any]:
+        reply = self._ask(lambda call: wire.StatusRequest(call, history), timeout)
         assert isinstance(reply, wire.Report)
         return reply.status
 

@@ -104,7 +104,10 @@ class ContributorsRequest(_Request, frozen=True):
 
 
 class StatusRequest(_Request, frozen=True):
+    """With `history`, the report also tells what became of the latest streams."""
+
     call: Number
+    history: bool = False
 
 
 class Ping(_Request, frozen=True):

@@ -80,7 +80,7 @@ class Workers:
         self,
         dispatch: Callable[[NodeEvent], None],
         greeting: Callable[[], wire.Greeting],
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[bool], dict[str, Any]],
         is_stored: Callable[[CallId], bool],
     ) -> None:
         """`is_stored` tells of a put of this node whether its bytes are in the store."""
@@ -205,8 +205,8 @@ class Workers:
                 self._dispatch(ContributorsCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.Cancel(number):
                 self._cancel(session, number)
-            case wire.StatusRequest(number):
-                session.send(wire.Report(number, self._status()))
+            case wire.StatusRequest(number, history):
+                session.send(wire.Report(number, self._status(history)))
             case wire.Ping(number):
                 session.send(wire.Done(number))
             case wire.Released(pins):

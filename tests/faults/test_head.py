@@ -1,0 +1,84 @@
+"""`hoplite start --head` starts a crashed directory again, and transfers that are under way do not notice."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hoplite_ucx.bench.cluster import Cluster, Host
+from hoplite_ucx.bench.faults.peers import Peer
+
+pytest_plugins = ["tests.bench.conftest"]
+pytestmark = pytest.mark.usefixtures("emulated_hosts")
+
+HOPLITE = [sys.executable, "-c", "from hoplite_ucx.cli import main; main()"]
+SIZE = 24 << 20
+RATE = 25e6
+
+
+def start(host: Host, environment: dict[str, str], *options: str) -> tuple["subprocess.Popen[str]", dict[str, str]]:
+    command = [*HOPLITE, "start", "--json", "--memory", "256MiB", "--rate", "200mbit", "--host", host.address, *options]
+    process = host.popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+def directory_of(service: int) -> int:
+    children = Path(f"/proc/{service}/task/{service}/children").read_text().split()
+    (found,) = [c for c in children if Path(f"/proc/{c}/cmdline").read_text().split("\0")[3] == "directory"]
+    return int(found)
+
+
+def whole_again(worker: Peer, nodes: int) -> dict[str, Any]:
+    """What the new directory says when everybody has come back to it."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        status = worker.ask("cluster").done
+        if status is not None and sum(node["connected"] for node in status["nodes"]) == nodes:
+            return status
+        time.sleep(0.05)
+    raise AssertionError("the directory is not back, or not everybody came back to it")
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOPLITE_")}
+    return {**kept, "HOPLITE_TOKEN": secrets.token_hex(16)}
+
+
+def test_a_directory_dies_in_the_middle_of_a_broadcast(environment: dict[str, str]) -> None:
+    with Cluster(hosts=3, rate=RATE) as cluster:
+        head, report = start(cluster.hosts[0], environment, "--head", "--port", "0")
+        services = [head, *(start(h, environment, "--address", report["address"])[0] for h in cluster.hosts[1:])]
+        workers = [Peer(host, report["address"], environment) for host in cluster.hosts]
+        try:
+            deadline = time.monotonic() + 30
+            assert all(worker.ready(deadline).done is not None for worker in workers)
+            first = workers[0].ask("cluster").done
+            ref = secrets.token_hex(16)
+            assert workers[0].ask("put", ref=ref, size=SIZE, seed=1).done is not None
+            gets = [(worker, worker.tell("get", refs=[ref])) for worker in workers[1:]]
+            time.sleep(0.3)
+            os.kill(directory_of(head.pid), signal.SIGKILL)
+            answers = [worker.answer(ticket, time.monotonic() + 40) for worker, ticket in gets]
+            assert all(answer.done is not None for answer in answers), [str(answer) for answer in answers]
+            checks = [worker.ask("check", ref=ref, size=SIZE, seeds=[1]).done for worker in workers[1:]]
+            assert checks == [{"seeds": [1]}] * 2
+            second = whole_again(workers[1], 3)
+            assert first is not None
+            assert second["incarnation"] > first["incarnation"]
+            assert second["cluster"] == first["cluster"]
+        finally:
+            for worker in workers:
+                worker.close()
+            for service in services:
+                service.kill()
+                with service:
+                    pass
