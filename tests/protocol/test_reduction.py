@@ -263,15 +263,100 @@ def test_a_source_is_not_ready_before_it_is_complete() -> None:
     assert d.take("B").parts == (second, d.version_of(1))
 
 
-def test_a_slot_is_bound_only_after_its_parts() -> None:
-    d = Reducer("A", "B", "C", "D")
+def asked() -> tuple[Reducer, Bind, Bind]:
+    """A, B and C have a source each; B and C were asked to take the slot (2, 1) and the root (3, slot), and have not
+    answered; D has room too, and E gets the target."""
+    d = Reducer("A", "B", "C", "D", "E")
     for number, name in enumerate("ABC", 1):
         d.put(name, number)
-    d.reduce("D", (1, 2, 3))
-    bind = d.bind_of("B")
-    assert d.heard_all(Bind) == [], "the root waits for the slot below it"
-    d.accept("B", bind)
-    assert d.bind_of("C").parts == (d.version_of(3), bind.version)
+    d.reduce("E", (1, 2, 3))
+    d.tell("E", Want(ref(TARGET)))
+    return d, d.bind_of("B"), d.bind_of("C")
+
+
+def test_all_slots_are_asked_for_at_once() -> None:
+    d, lower, root = asked()
+    assert lower.number < root.number, "parts before what is made of them"
+    assert root.parts == (d.version_of(3), lower.version)
+
+
+def test_a_slot_is_pulled_from_when_it_and_all_below_it_are_taken() -> None:
+    d, lower, root = asked()
+    d.accept("C", root)
+    assert d.heard_all(Place) == [], "who knows whether there will be a slot below it"
+    d.accept("B", lower)
+    assert d.feeders(lower) == {short(ref(1)): "A"}
+    assert d.feeders(root) == {short(lower.version.ref): "B"}
+    [place] = d.heard_all(Place, "E")
+    assert (place.version, place.sender) == (root.version, d["C"])
+
+
+def test_of_a_target_in_the_making_others_are_made_when_all_its_slots_are_taken() -> None:
+    d, lower, root = asked()
+    d.put("D", 4)
+    d.reduce("D", (TARGET, 4), target=OUTER)
+    d.accept("C", root)
+    assert d.heard_all(Bind) == []
+    d.accept("B", lower)
+    assert d.take("D").parts == (d.version_of(4), root.version)
+
+
+def test_a_slot_that_is_declined_is_taken_elsewhere_and_those_above_stay() -> None:
+    d, lower, root = asked()
+    d.accept("C", root)
+    d.tell("B", Declined(lower.version, lower.number))
+    name, again = d.take_anywhere()
+    assert (again.version, again.parts) == (lower.version, lower.parts)
+    assert name != "B"
+    assert d.feeders(root) == {short(lower.version.ref): name}
+    assert d.heard_all(Drop, "C") == []
+
+
+def test_what_is_taken_is_given_back_while_nobody_takes_what_is_below() -> None:
+    d, lower, root = asked()
+    d.accept("C", root)
+    d.tell("B", Declined(lower.version, lower.number))
+    while refused := [(name, m) for name in d.ids for m in d.heard(name) if isinstance(m, Bind)]:
+        [(name, bind)] = refused
+        assert bind.version == lower.version
+        d.tell(name, Declined(bind.version, bind.number))
+        given_back = [m.version for m in d.waiting_for("C") if isinstance(m, Drop)]
+    assert root.version in given_back, "what it holds may be what the slot below lacks"
+    d.tell("C", Bound(root.version, root.number, (lower.version,)))  # or it crosses that, and is of no use
+    d.pass_time(0.25, beating=tuple("ABCDE"))
+    again, above = d.take("B"), d.take("C")
+    assert (again.version, above.version) == (lower.version, root.version)
+    assert above.number > root.number
+    assert d.feeders(above) == {short(lower.version.ref): "B"}
+
+
+def test_what_is_taken_stays_when_the_host_of_what_is_below_dies() -> None:
+    d, lower, root = asked()
+    d.accept("C", root)
+    d.want("D", 2)
+    d.tell("D", Completed(d.version_of(2)))
+    d.quiet()
+    d.kill("B")
+    name, below = d.take_anywhere()
+    assert (below.version, below.parts) == (lower.version, lower.parts)
+    assert d.feeders(root) == {short(lower.version.ref): name}
+    assert d.heard_all(Drop, "C") == []
+
+
+def test_a_long_chain_is_asked_for_at_once() -> None:
+    names = tuple(f"n{number}" for number in range(1200))
+    d = Reducer("getter")
+    d.directory.check = lambda: None  # type: ignore[method-assign]  # it is for small clusters
+    for name in names:
+        d.join(name)
+    for number, name in enumerate(names, 1000):
+        d.put(name, number, size=1 << 34)
+    d.reduce("getter", tuple(range(1000, 1000 + len(names))))
+    binds = {name: bind for name in names for bind in d.heard_all(Bind, name)}
+    assert len(binds) == len(names) - 1
+    for name, bind in reversed(binds.items()):
+        d.tell(name, Bound(bind.version, bind.number, bind.parts[1:]))
+    assert d.want("getter", TARGET).sender == d[names[-1]]
 
 
 # --- the target -------------------------------------------------------------------------------------------------

@@ -415,6 +415,10 @@ def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduc
     strange = slot.consumed - set(slot.parts)
     assert not strange, f"{what} has consumed {_refs(strange)}, which are no parts of it"
     assert slot.bound <= (host is not None or slot.gathers), f"{what} is bound to nobody"
+    if slot.lacking is not None:
+        assert host is not None, f"{what} is taken by nobody"
+        assert not slot.bound, f"{what} is bound, and yet it waits for what is below it"
+        assert not reduction.is_bound_below(slot), f"{what} is taken, all below it is bound, and it is not"
     assert slot.lacks in (0, slot.start), f"{what} begins at {slot.start}, and lacks what is below {slot.lacks}"
     assert slot is not reduction.root or not slot.lacks, f"{what} is the root, and nobody makes its first bytes"
     if broadcast is not None and broadcast.producer is not None:
@@ -424,6 +428,7 @@ def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduc
         assert host is not None, f"{what} is bound to nobody"
         assert broadcast.producer == host.node, f"{what} is made by {label(broadcast.producer)}, not by its host"
     if host is None:
+        _check_nothing_held(directory, what, slot)
         return
     assert directory.members.get(host.node) is host, f"{what}: its host {label(host.node)} is no member"
     assert record.nodes.get(host.node) is host, f"{what}: its host {label(host.node)} is not involved"
@@ -433,6 +438,16 @@ def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduc
         root = broadcast.producer == host.node or host.node in broadcast.copies
         assert root, f"{what} is bound to {label(host.node)}, which is no root of it"
         _check_fed(directory, what, slot, host.node, reduction)
+
+
+def _check_nothing_held(directory: "Directory", what: str, slot: Slot) -> None:
+    """While nobody has room for a slot, nobody holds memory for those above it that wait for it."""
+    if slot.homeless_since is None or directory.objects.has_copy(slot.ref):
+        return
+    above = slot.parent
+    while above is not None:
+        assert above.bound or above.host is None, f"{what} has no host, and {short(above.ref)} holds memory for it"
+        above = above.parent
 
 
 def _check_fed(directory: "Directory", what: str, slot: Slot, host: NodeId, reduction: Reduction) -> None:
@@ -479,7 +494,7 @@ def _check_nothing_undone(
         broadcast = directory.records[slot.ref].broadcast
         if slot.host is not None or (broadcast is not None and not broadcast.is_lost()):
             continue  # it is on its way, it has a copy, or those who pull from it have yet to report
-        if all(_is_available(directory, reduction, part) for part in slot.parts):
+        if all(_may_be_pulled(directory, reduction, slot, part) for part in slot.parts):
             looked_for = ("reduce", reduction.record.ref) in directory.world.timers
             assert looked_for, f"{name}: slot {short(slot.ref)} could be bound, and nobody does"
     if root is not None and directory.objects.has_copy(root.ref):
@@ -496,8 +511,18 @@ def _can_be_chosen(directory: "Directory", ref: bytes) -> bool:
     return directory.objects.is_ready(ref) and not directory.objects.is_deleted(ref)
 
 
+def _may_be_pulled(directory: "Directory", reduction: Reduction, slot: Slot, part: bytes) -> bool:
+    """Whether the slot can be bound as far as this part goes: it is there, or somebody has been asked to make it. Who
+    is to go on with what it has got is asked later."""
+    broadcast = directory.records[slot.ref].broadcast
+    goes_on = broadcast is not None and any(broadcast.receivers[node].watermark for node in broadcast.getters())
+    if part in reduction.slots and not slot.gathers and not goes_on and reduction.slots[part].host is not None:
+        return True
+    return _is_available(directory, reduction, part)
+
+
 def _is_available(directory: "Directory", reduction: Reduction, part: bytes) -> bool:
-    """Whether a slot can be bound as far as this part goes."""
+    """Whether the part grows, in the version that was chosen."""
     if part in reduction.slots:
         return reduction.slots[part].bound or directory.objects.has_copy(part)
     return directory.objects.is_ready(part) and directory.objects.version_of(part) == reduction.chosen.get(part)

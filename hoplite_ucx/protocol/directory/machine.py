@@ -556,7 +556,7 @@ class Directory:
                 self.objects.serve(record, member)
                 self.objects.settle(record)
         elif slot.number == bound.number and not slot.bound:
-            record.reduction.bound(slot, {version.ref for version in bound.missing})
+            record.reduction.taken(slot, {version.ref for version in bound.missing})
 
     def _on_consumed(self, member: Member, consumed: Consumed) -> None:
         slot_record = self.records.get(consumed.into)

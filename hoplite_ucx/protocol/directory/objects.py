@@ -581,6 +581,15 @@ class Objects:
             return False
         return node in broadcast.copies or (broadcast.producer == node and not complete and broadcast.start <= start)
 
+    def holders_of(self, ref: bytes, *, complete: bool = False) -> list[Member]:
+        """Who has the object or makes it."""
+        record = self.records.get(ref)
+        broadcast = record.broadcast if record is not None else None
+        if broadcast is None:
+            return []
+        producer = self.members.get(broadcast.producer) if broadcast.producer is not None and not complete else None
+        return [*broadcast.copies.values(), *([producer] if producer is not None else [])]
+
     def has_copy(self, ref: bytes) -> bool:
         record = self.records.get(ref)
         return record is not None and record.broadcast is not None and bool(record.broadcast.copies)

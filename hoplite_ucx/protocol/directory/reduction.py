@@ -17,14 +17,21 @@ same sources, and the root gathers them. One choice of sources, one seal and one
 changes a source changes every stripe. Slots of stripes run only where their source is, so that no piece of a source
 ever travels; if that cannot be, the same sources are laid anew without stripes.
 
-A slot is bound only after its parts are, and memory is taken when it is bound: nothing waits for memory while it holds
-what others wait for. The target is sealed once, when its root version is complete and what it was made of is decided.
+All slots are asked for at once, parts before what is made of them: a chain costs one round trip, not one a slot. What
+a host has *taken* is *bound* once every slot below it is bound; only then does it pull, is it pulled from, and may
+other reductions use it. Memory is taken with the slot, and nobody holds memory while it waits for others' memory: a
+host answers a `Bind` at once, with yes or no, so a slot that is taken and not bound waits for answers only; and if
+nobody takes one of those below, it is given back, to be asked for again after that. Of two reductions that want the
+same memory one gets all of it, since nodes hear what the directory asks in the order in which it asks. The bytes that a
+getter has are not staked so: who is to go on with them is asked when everything below is bound.
+
+The target is sealed once, when its root version is complete and what it was made of is decided.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
@@ -67,6 +74,8 @@ class Slot:
     version: Version | None = None
     host: Member | None = None
     number: int = 0
+    lacking: set[bytes] | None = None
+    """Taken by the host, and not bound: the parts that it does not have."""
     bound: bool = False
     start: int = 0
     """The first byte that the host combines."""
@@ -148,10 +157,30 @@ class Reduction:
         elif not self._may_be_complete():
             self._fail(self._shortage())
 
-    def bound(self, slot: Slot, missing: set[bytes]) -> None:
+    def taken(self, slot: Slot, missing: set[bytes]) -> None:
+        """The host has memory for the slot."""
+        slot.homeless_since = None
+        slot.lacking = missing
+        self._bind_upwards(slot)
+
+    def _bind_upwards(self, slot: Slot) -> None:
+        """Whatever was taken and waited only for what is below it is bound."""
+        above: Slot | None = slot
+        while above is not None and above.lacking is not None and self.is_bound_below(above):
+            self._begin_pulling(above, above.lacking)
+            above = above.parent
+        if above is not None and above.host is None:
+            self._advance(above)
+
+    def is_bound_below(self, slot: Slot) -> bool:
+        """Whether all that the slot pulls from slots has begun to grow. Of an empty object there is nothing to pull."""
+        below = [part for part in slot.parts if part in self.slots]
+        return self._size == 0 or all(self.slots[part].bound or self._objects.has_copy(part) for part in below)
+
+    def _begin_pulling(self, slot: Slot, missing: set[bytes]) -> None:
         assert slot.host is not None
         slot.bound = True
-        slot.homeless_since = None
+        slot.lacking = None
         slot.consumed = {part for part in slot.parts if part not in missing}
         record = self._objects.record(slot.ref)
         self._objects.produce(record, slot.host, slot.lacks)
@@ -161,12 +190,11 @@ class Reduction:
         self._objects.settle(record)
         if slot is self.root:
             self._objects.source_changed(self.record.ref)
-        self._advance(slot.parent)
 
     def resumed(self, slot: Slot, missing: set[bytes]) -> None:
         """The host came back with the slot: it says itself what it still lacks."""
         if not slot.bound:
-            self.bound(slot, missing)
+            self.taken(slot, missing)
             return
         assert slot.host is not None
         slot.consumed -= missing
@@ -203,6 +231,8 @@ class Reduction:
             self._seal_if_decided()
         if slot is self.root:
             self._ensure_assembler(slot)
+        if slot.parent is not None and not slot.bound and self._objects.has_copy(slot.ref):
+            self._bind_upwards(slot.parent)  # its host had it all
 
     def inline_result(self, member: Member, combined: CombinedInline) -> None:
         version, data = combined.version, combined.data
@@ -363,12 +393,18 @@ class Reduction:
 
     def is_above(self, slot: Slot, end: int) -> bool:
         """Whether all of the slot's output below `end` is in the slots above it, and will not be asked for again."""
-        parent = slot.parent
-        if end == 0 or parent is None:
-            return end == 0
-        if parent.bound:
-            return self.is_above(parent, parent.lacks)
-        return self._begins_at(parent) >= end and (parent is self.root or self.is_above(parent, end))
+        while end > 0:
+            parent = slot.parent
+            if parent is None:
+                return False
+            if parent.bound:
+                end = parent.lacks
+            elif self._begins_at(parent) < end:
+                return False
+            elif parent is self.root:
+                return True
+            slot = parent
+        return True
 
     def _choose_ready(self) -> None:
         """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""
@@ -603,6 +639,7 @@ class Reduction:
         """Nobody runs the slot. What its host pulled for it is not wanted any more."""
         host, slot.host = slot.host, None
         slot.bound = False
+        slot.lacking = None
         slot.consumed.clear()
         if host is None:
             return
@@ -626,8 +663,8 @@ class Reduction:
     # --- binding -----------------------------------------------------------------------------------------------
 
     def _advance(self, above: Slot | None = None) -> None:
-        """Bind what can be bound, parts before what is made of them. Of many slots, look only at those that matter: a
-        slot `above` what has changed, and below it."""
+        """Bind what can be bound. Of many slots, look only at those that matter: a slot `above` what has changed, and
+        below it."""
         if self.sealed or self.failure is not None:
             return
         if self._all_inline():
@@ -638,23 +675,37 @@ class Reduction:
             self._ensure(slot)
         self._seal_if_decided()
 
-    def _ensure(self, slot: Slot) -> None:
-        """Bind the slot as soon as its parts are there; of bound ones, those below that are still being pulled."""
-        parts_ready = True
+    def _ensure(self, top: Slot) -> None:
+        """Bind the slot and those below it that nobody runs and that are needed, parts before what is made of them."""
+        for slot in self._needed_of(top):
+            if self.slots.get(slot.ref) is not slot:
+                return  # one of them made everything end, or be laid anew
+            if slot.gathers:
+                if self.is_bound_below(slot) and not (slot.version is not None and self._objects.has_copy(slot.ref)):
+                    self._gather(slot)
+            elif slot.host is None and self._are_parts_to_come(slot) and self._is_needed_anew(slot):
+                self._bind(slot)
+
+    def _needed_of(self, top: Slot) -> list[Slot]:
+        """The slot and those below it whose output has not all been pulled, each after those below it."""
+        found: list[Slot] = []
+        pending = [top]
+        while pending:
+            slot = pending.pop()
+            found.append(slot)
+            pending += [self.slots[p] for p in slot.parts if p in self.slots and not self.has_taken(slot, p)]
+        return found[::-1]
+
+    def _are_parts_to_come(self, slot: Slot) -> bool:
+        """Whether every part is there, or somebody has been asked to make it."""
         for part in slot.parts:
             child = self.slots.get(part)
-            if self.has_taken(slot, part):
-                continue
             if child is not None:
-                self._ensure(child)
-                parts_ready = parts_ready and (child.bound or self._objects.has_copy(part))
+                if child.host is None and not self._objects.has_copy(part):
+                    return False
             elif part not in self._ready or self._objects.version_of(part) != self.chosen.get(part):
-                parts_ready = False
-        if parts_ready and slot.gathers:
-            if not (slot.version is not None and self._objects.has_copy(slot.ref)):
-                self._gather(slot)
-        elif parts_ready and slot.host is None and self._is_needed_anew(slot):
-            self._bind(slot)
+                return False
+        return True
 
     def _is_needed_anew(self, slot: Slot) -> bool:
         """Nobody has the output, and everyone who pulled it has said how far it came."""
@@ -663,23 +714,34 @@ class Reduction:
 
     def _begins_at(self, slot: Slot) -> int:
         """Where the slot's host begins, or would if there were one. It is a guess only as long as nobody pulls."""
-        if slot.host is not None:
-            return slot.start
-        if slot is self.root:
-            host = self._choose_host(slot)
-            return self._received(slot, host) if host is not None else 0
-        return self._lowest_needed(slot)
+        while slot.host is None:
+            if slot is self.root:
+                host = self._choose_host(slot)
+                return self._received(slot, host) if host is not None else 0
+            known, above = self._known_need(slot), slot.parent
+            if known is not None or above is None:
+                return known or 0
+            slot = above
+        return slot.start
 
     def _lowest_needed(self, slot: Slot) -> int:
-        """The first byte of the output that anyone lacks. Of the root's someone must have all, and of small ones and
-        stripes all comes at once."""
+        """The first byte of the output that anyone lacks: who pulls from it, or will."""
+        known = self._known_need(slot)
+        if known is None and slot.parent is not None:
+            return self._begins_at(slot.parent)
+        return known or 0
+
+    def _known_need(self, slot: Slot) -> int | None:
+        """The first byte that those who pull from the slot lack; None if that depends on where the slot above begins.
+        Of the root's output someone must have all, and of small ones and stripes all comes at once."""
+        above = slot.parent
         small = slot.cut is not None or self._size <= self._world.settings.inline_limit
-        if slot is self.root or slot.parent is None or small:
+        if above is None or small:
             return 0
         broadcast = self._objects.record(slot.ref).broadcast
         if broadcast is not None and broadcast.receivers:
             return _aligned(broadcast.lowest())
-        return 0 if slot.parent.bound else self._begins_at(slot.parent)
+        return 0 if above.bound or above.version is None else None
 
     def _bind(self, slot: Slot) -> None:
         if slot is self.root and self._splits_root(slot):
@@ -690,14 +752,16 @@ class Reduction:
         if host is None:
             self._wait_for_room(slot)
             return
+        received = self._received(slot, host)
+        if received and not self.is_bound_below(slot):
+            return  # asked when that is so: what the getter has would be lost if it were asked in vain
         size = self._size if slot.cut is None else slot.cut[1]
         if slot.version is None:
             slot.version = self._objects.begin_output(slot.ref, size, self._layout, host)
+        slot.start = received or self._lowest_needed(slot)  # which depends on who else could be asked
+        slot.lacks = 0 if received else slot.start
         slot.host = host
         slot.number = self._world.next_number()
-        received = self._received(slot, host)
-        slot.start = received or self._lowest_needed(slot)
-        slot.lacks = 0 if received else slot.start
         self._objects.involve(self._objects.record(slot.ref), host)
         parts = tuple(self._objects.version_of(part) for part in slot.parts)
         self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
@@ -729,8 +793,14 @@ class Reduction:
         return self.spec.count if made_by is None or made_by is self.root or ends_stripe else 0
 
     def _wait_for_room(self, slot: Slot) -> None:
-        """Nobody takes the slot now: look again soon, and not for ever."""
+        """Nobody takes the slot now: look again soon, and not for ever. What those above it have taken may be what it
+        waits for, and is given back."""
         now = self._world.now
+        above = slot.parent
+        while above is not None:
+            if not above.bound:
+                self._unbind(above)
+            above = above.parent
         slot.homeless_since = now if slot.homeless_since is None else slot.homeless_since
         if now - slot.homeless_since < self._world.settings.lease:
             self._world.timers.set(("reduce", self.record.ref), now + _REFUSED_FOR)
@@ -750,9 +820,11 @@ class Reduction:
             return False
         usable = self._usable_for(root)
         ahead = max((self._received(root, member) for member in usable), default=0)
-        lacking = min((self._lacking(root, member, ahead) for member in usable), default=0)
-        alone = min((self._to_pull(root, member) for member in usable), default=0)
-        return ahead > 0 and max(lacking, 1) * (self._size - ahead) < alone
+        if ahead == 0:
+            return False
+        lacking = min(self._lacking(root, member, ahead) for member in usable)
+        alone = min(self._to_pull(root, member, 0) for member in usable)
+        return max(lacking, 1) * (self._size - ahead) < alone
 
     def _split(self, root: Slot) -> None:
         """The root's parts go into a new slot, and that alone into the root: the same bytes, so the same version."""
@@ -773,37 +845,62 @@ class Reduction:
         """Who has the least to pull; among equals the node that the slot was made for, then the one with most of its
         sources, since what another slot makes is sent on by its host in any case, then the one that waits for its
         output: what a node sends to itself does not cross its busy uplink."""
+        usable = self._usable_for(slot)
+        if len(usable) < 2:
+            return usable[0] if usable else None
         sources = [part for part in slot.parts if part not in self.slots]
+        lowest = self._lowest_needed(slot)
         return max(
-            self._usable_for(slot),
+            usable,
             key=lambda member: (
-                -self._to_pull(slot, member),
+                -self._to_pull(slot, member, lowest),
                 member.node == slot.prefers,
                 sum(self._objects.has_part(source, member.node) for source in sources),
                 slot.parent is not None and member is slot.parent.host,
                 -member.node,
             ),
-            default=None,
         )
 
     def _usable_for(self, slot: Slot) -> list[Member]:
-        """Who could be its host. A stripe's slot cuts its piece out of the source, which must be there for that."""
-        now = self._world.now
-        return [
-            member
-            for member in self._objects.members
-            if member.usable()
-            and slot.refused.get(member.node, 0.0) <= now
-            and (slot.cut is None or self._objects.has_part(slot.parts[0], member.node, complete=True))
-        ]
+        """Who could be its host: those who are better than others for some reason, or if none of them can be asked now,
+        anybody. A stripe's slot cuts its piece out of the source, which must be there for that."""
+        if slot.cut is not None:
+            return self._askable(slot, self._objects.holders_of(slot.parts[0], complete=True))
+        return self._askable(slot, self._favoured(slot)) or self._askable(slot, self._objects.members)
 
-    def _to_pull(self, slot: Slot, member: Member) -> int:
+    def _favoured(self, slot: Slot) -> list[Member]:
+        """The node that the slot was made for, and whoever has a part, makes one, or pulls the output."""
+        found: dict[NodeId, Member] = {}
+        prefers = self._objects.members.get(slot.prefers)
+        hosts = [slot.parent.host if slot.parent is not None else None]
+        hosts += [self.slots[part].host for part in slot.parts if part in self.slots]
+        for member in (prefers, *hosts):
+            if member is not None:
+                found[member.node] = member
+        for part in slot.parts:
+            found.update((member.node, member) for member in self._objects.holders_of(part))
+        broadcast = self._objects.record(slot.ref).broadcast
+        for receiver in broadcast.receivers.values() if broadcast is not None else ():
+            found[receiver.member.node] = receiver.member
+        return list(found.values())
+
+    def _askable(self, slot: Slot, members: Iterable[Member]) -> list[Member]:
+        now = self._world.now
+        return [m for m in members if m.usable() and slot.refused.get(m.node, 0.0) <= now]
+
+    def _to_pull(self, slot: Slot, member: Member, lowest: int) -> int:
         """How many bytes the node would have to pull as the slot's host."""
-        start = self._received(slot, member) or self._lowest_needed(slot)
+        start = self._received(slot, member) or lowest
         return self._lacking(slot, member, start) * (self._size - start)
 
     def _lacking(self, slot: Slot, member: Member, start: int) -> int:
-        return sum(not self._objects.has_part(part, member.node, start=start) for part in slot.parts)
+        return sum(not self._will_have(part, member, start) for part in slot.parts)
+
+    def _will_have(self, part: bytes, member: Member, start: int) -> bool:
+        """Whether the node has the part from `start` on, or has been asked to make it."""
+        child = self.slots.get(part)
+        makes_it = child is not None and child.host is member and child.lacks <= start
+        return makes_it or self._objects.has_part(part, member.node, start=start)
 
     # --- small objects -----------------------------------------------------------------------------------------
 
