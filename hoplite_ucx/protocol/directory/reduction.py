@@ -169,7 +169,7 @@ class Reduction:
         while above is not None and above.lacking is not None and self.is_bound_below(above):
             self._begin_pulling(above, above.lacking)
             above = above.parent
-        if above is not None and above.host is None:
+        if above is not None and above.host is None and self.is_bound_below(above):
             self._advance(above)
 
     def is_bound_below(self, slot: Slot) -> bool:
@@ -580,7 +580,7 @@ class Reduction:
         slot begins anew for it."""
         renewed = False
         for ref, version in list(self.chosen.items()):
-            if self._is_in(ref) or (ref in self._ready and self._objects.version_of(ref) == version):
+            if (ref in self._ready and self._objects.version_of(ref) == version) or self._is_in(ref):
                 continue
             if ref not in self._ready and self._objects.may_come(ref, seen=True):
                 continue  # it is not known to be lost
