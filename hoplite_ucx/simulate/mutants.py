@@ -12,7 +12,8 @@ import msgspec
 
 from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
-from hoplite_ucx.protocol.directory.reduction import Reduction, Slot
+from hoplite_ucx.protocol.directory.reduction import Reduction
+from hoplite_ucx.protocol.directory.slots import Slot
 from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Eviction
 from hoplite_ucx.protocol.node.calls import PendingPut

@@ -1,9 +1,170 @@
-"""What follows from one change to a reduction must all be done at once: nothing may wait for the next event."""
+"""What a lost source costs a reduction; and what follows from one change must all be done at once."""
 
+from hoplite_ucx.protocol.directory.broadcast import State
+from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import SessionLost
-from hoplite_ucx.protocol.messages import Consumed, Delete, Drop, Partial
+from hoplite_ucx.protocol.ids import short
+from hoplite_ucx.protocol.messages import (
+    Bind,
+    Bound,
+    Completed,
+    Consumed,
+    Contributors,
+    Delete,
+    Drop,
+    Failed,
+    Partial,
+    Place,
+    StreamFailed,
+    StreamFault,
+    Want,
+)
 from tests.protocol.harness import LARGE, ref
-from tests.protocol.test_reduction import OUTER, TARGET, Reducer
+from tests.protocol.reducer import OUTER, TARGET, Reducer, chain
+
+# --- sources that are lost ---------------------------------------------------------------------------------------
+
+
+def test_a_spare_source_renews_its_slot_and_what_is_above_only() -> None:
+    """The chain (2, 1) ← (3, ·) ← (4, ·) with the spare 5: a loss of 3 leaves the lowest slot as it is."""
+    d = Reducer("A", "B", "C", "D", "E", "F")
+    for number, name in enumerate("ABCDE", 1):
+        d.put(name, number)
+    d.reduce("F", (1, 2, 3, 4, 5), count=4)
+    low, middle, root = d.take("B"), d.take("C"), d.take("D")
+    d.quiet()
+    d.lose("C")
+    renewed = d.take("E")
+    assert renewed.parts == (d.version_of(5), low.version)
+    assert renewed.version.ref == middle.version.ref
+    assert renewed.version > middle.version
+    assert Drop(low.version) not in d.heard("B")
+    heard = d.heard("D")
+    assert Drop(root.version) in heard
+    [above] = [m for m in heard if isinstance(m, Bind)]
+    assert above.version > root.version
+    assert above.parts == (d.version_of(4), renewed.version)
+    d.accept("D", above)
+    for name, bind in (("B", low), ("E", renewed), ("D", above)):
+        d.finish(name, bind)
+    assert d.contributors("A") == [Contributors(7, (ref(1), ref(2), ref(5), ref(4)))]
+
+
+def test_who_gets_the_target_is_told_of_the_new_version() -> None:
+    d = Reducer("A", "B", "C", "D")
+    for number, name in enumerate("ABC", 1):
+        d.put(name, number)
+    d.reduce("D", (1, 2, 3), count=2)
+    root = d.take("B")
+    d.want("D", TARGET)
+    d.lose("A")
+    assert Drop(root.version) in d.heard("D")
+    _, again = d.take_anywhere()
+    assert again.parts == (d.version_of(2), d.version_of(3))
+    d.tell("D", Want(ref(TARGET)))
+    [place] = d.heard_all(Place, "D")
+    assert place.version == again.version > root.version
+
+
+def test_a_getter_that_was_never_placed_is_placed_in_the_new_version() -> None:
+    """It has heard nothing that it could want anew."""
+    d = Reducer("A", "B", "C", "D")
+    for number, name in enumerate("ABC", 1):
+        d.put(name, number)
+    d.reduce("D", (1, 2, 3), count=2)
+    root = d.bind_of("B")
+    d.tell("D", Want(ref(TARGET)))
+    d.lose("A")
+    d.tell("B", Bound(root.version, root.number, (d.version_of(3),)))  # crossed the drop
+    _, again = d.take_anywhere()
+    [place] = d.heard_all(Place, "D")
+    assert place.version == again.version > root.version
+
+
+def test_without_a_spare_the_target_fails_and_names_the_lost() -> None:
+    d, lower, root = chain()
+    d.want("E", TARGET)
+    assert d.contributors("D") == []
+    d.quiet()
+    d.lose("A")
+    [failed] = d.heard_all(Failed, "E")
+    assert failed.ref == ref(TARGET)
+    assert failed.failure.kind is FailureKind.LOST
+    assert short(ref(1)) in failed.failure.detail
+    [told] = d.heard_all(Contributors, "D")
+    assert told.failure == failed.failure
+    assert Drop(lower.version) in d.heard("B")
+    assert Drop(root.version) in d.heard("C")
+    d.tell("E", Want(ref(TARGET)))
+    assert d.heard_all(Failed, "E") == [failed]
+
+
+def test_a_source_put_again_reopens_the_reduction() -> None:
+    d, _, root = chain()
+    d.lose("A")
+    d.quiet()
+    first = d.put("D", 1)
+    binds = d.run("B", "C", "D")
+    assert {part for bind in binds for part in bind.parts} >= {first, d.version_of(2), d.version_of(3)}
+    assert d.broadcast(TARGET).sealed
+    assert d.broadcast(TARGET).version > root.version
+    assert sorted(d.contributors("E")[0].refs) == [ref(1), ref(2), ref(3)]
+
+
+def test_a_lost_source_that_is_in_already_is_not_missed() -> None:
+    d, lower, root = chain()
+    d.consume("B", lower)
+    d.quiet()
+    d.lose("A")
+    assert d.heard_all(Failed) == []
+    assert d.heard_all(Drop) == []
+    d.finish("B", lower)
+    d.finish("C", root)
+    assert d.contributors("E") == [Contributors(7, (ref(1), ref(2), ref(3)))]
+
+
+def test_a_source_and_its_slot_may_both_be_lost_once_the_parent_has_them() -> None:
+    d, lower, root = chain()
+    d.finish("B", lower)
+    d.consume("C", root)
+    d.lose("A")
+    d.lose("B")
+    assert d.heard_all(Failed) == []
+    d.tell("C", Completed(root.version))
+    assert d.contributors("E") == [Contributors(7, (ref(1), ref(2), ref(3)))]
+
+
+def test_a_broken_stream_to_a_slot_is_placed_again_and_nothing_else() -> None:
+    d, lower, _ = chain()
+    copy = d.want("D", 1)
+    d.tell("D", Completed(copy.version))
+    receiver = d.broadcast(1).receivers[d["B"], lower.version.ref]
+    into = lower.version.ref
+    d.quiet()
+    d.tell("B", StreamFailed(d.version_of(1), receiver.number, 5, d["A"], StreamFault.BROKEN, True, into))
+    d.pass_time(0.1, beating=tuple("BCDE"))
+    assert d.feeders(lower) == {short(ref(1)): "D"}
+    assert d.heard_all(Bind) == []
+
+
+def test_nothing_is_replaced_before_those_who_pull_have_reported() -> None:
+    """The flush: B may have all of 1 when A dies."""
+    d = Reducer("A", "B", "C", "D")
+    for number, name in enumerate("ABC", 1):
+        d.put(name, number)
+    d.reduce("D", (1, 2, 3), count=2)
+    root = d.take("B")
+    d.quiet()
+    d.kill("A")
+    assert d.heard_all(Bind) == []
+    assert d.broadcast(1).receivers[d["B"], ref(TARGET)].state is State.HALTING
+    d.tell("B", Consumed(d.version_of(1), ref(TARGET)))
+    assert d.heard_all(Bind) == []
+    d.tell("B", Completed(root.version))
+    assert d.contributors("D") == [Contributors(7, (ref(1), ref(2)))]
+
+
+# --- all at once -------------------------------------------------------------------------------------------------
 
 
 def test_a_slot_that_begins_anew_takes_its_other_parts_as_they_are_now() -> None:

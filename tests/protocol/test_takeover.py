@@ -40,7 +40,7 @@ from hoplite_ucx.protocol.messages import (
 )
 from hoplite_ucx.protocol.settings import MIB
 from tests.protocol.harness import LARGE, RATE, DirectoryDriver, NodeDriver, ref, version
-from tests.protocol.test_reduction import TARGET, Reducer, chain
+from tests.protocol.reducer import TARGET, Reducer, chain
 
 HALF = LARGE // 2
 

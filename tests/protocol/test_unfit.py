@@ -19,7 +19,7 @@ from hoplite_ucx.protocol.messages import (
     Watch,
 )
 from tests.protocol.harness import NodeDriver, ref, snapshot, version
-from tests.protocol.test_reduction import OUTER, TARGET, chain, small
+from tests.protocol.reducer import OUTER, TARGET, chain, small
 from tests.protocol.test_stripes import Allreduce
 
 SENSELESS = Failure(FailureKind.INVALID, "xor is not defined for float64", "reduce other arrays")

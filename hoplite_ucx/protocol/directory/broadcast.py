@@ -103,7 +103,7 @@ class Broadcast:
         self.copies: dict[NodeId, Member] = {}
         self.producer: NodeId | None = None
         self.start = 0
-        """The producer has nothing below this. Only a slot's that was taken over, see `reduction.py`."""
+        """The producer has nothing below this. Only a slot's that was taken over, see `hosts`."""
         self.receivers: dict[ReceiverKey, Receiver] = {}
         self._waiting: dict[ReceiverKey, Receiver] = {}
         self._adopted: dict[ReceiverKey, Receiver] = {}

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from hoplite_ucx.protocol.directory import stripes
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member, Members
-from hoplite_ucx.protocol.directory.reduction import Reduction, Slot
+from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.directory.refusals import aborted, deleted, invalid, lost, refuse_put
+from hoplite_ucx.protocol.directory.slots import Slot
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key

@@ -1,0 +1,309 @@
+"""Binding: nodes are asked to run slots, and told to stop.
+
+All slots are asked for at once, parts before what is made of them: a chain costs one round trip, not one a slot. What
+a host has *taken* is *bound* once every slot below it is bound; only then does it pull, is it pulled from, and may
+other reductions use it. Memory is taken with the slot, and nobody holds memory while it waits for others' memory: a
+host answers a `Bind` with yes or no, and waits for nobody but the directory, so a slot that is taken and not bound
+waits for answers only; and if nobody takes one of those below, it is given back, to be asked for again after that. Of
+two reductions that want the same memory one gets all of it, since nodes hear what the directory asks in the order in
+which it asks. The bytes that a getter has are not staked so: who is to go on with them is asked when everything below
+is bound.
+
+A slot's *host* may be lost: another node takes the slot over under the same version, and whoever was pulling resumes
+where it was. What is above keeps its memory meanwhile, for the bytes that are in it. That wait has an end: what nobody
+takes within a lease fails the reduction, which then lets go of everything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hoplite_ucx.protocol.directory.hosts import Hosts
+from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.ids import NodeId, label
+from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Reduce, Stripe
+
+if TYPE_CHECKING:
+    from hoplite_ucx.protocol.directory.objects import Objects, Record
+
+REFUSED_FOR = 0.2
+# So many slots are told what the reduction is, beside the root: it outlives the directory and its requester.
+_SLOTS_THAT_KNOW = 8
+
+
+class Binding(Hosts, ABC):
+    """The slots of a reduction and the nodes that run them."""
+
+    def __init__(self, objects: Objects, record: Record, spec: Reduce, requester: NodeId) -> None:
+        super().__init__(objects, record, spec, requester)
+        self._ready: dict[bytes, None] = {}  # sources, in the order of becoming so
+
+    @abstractmethod
+    def _advance(self, above: Slot | None = None) -> None:
+        """Bind what can be bound, `above` what has changed and below it, or everywhere."""
+
+    @abstractmethod
+    def _give_up(self, failure: Failure) -> None:
+        """It fails, and the failure does not go away by itself."""
+
+    # --- asking --------------------------------------------------------------------------------------------------
+
+    def _ensure(self, top: Slot) -> None:
+        """Bind the slot and those below it that nobody runs and that are needed, parts before what is made of them."""
+        for slot in self._needed_of(top):
+            if self.slots.get(slot.ref) is not slot:
+                return  # one of them made everything end, or be laid anew
+            if slot.gathers:
+                if self.is_bound_below(slot) and not (slot.version is not None and self._objects.has_copy(slot.ref)):
+                    self._gather(slot)
+            elif slot.host is None and self._are_parts_to_come(slot) and self._is_needed_anew(slot):
+                self._bind(slot)
+
+    def _needed_of(self, top: Slot) -> list[Slot]:
+        """The slot and those below it whose output has not all been pulled, each after those below it."""
+        found: list[Slot] = []
+        pending = [top]
+        while pending:
+            slot = pending.pop()
+            found.append(slot)
+            pending += [self.slots[p] for p in slot.parts if p in self.slots and not self.has_taken(slot, p)]
+        return found[::-1]
+
+    def _are_parts_to_come(self, slot: Slot) -> bool:
+        """Whether every part is there, or somebody has been asked to make it."""
+        for part in slot.parts:
+            child = self.slots.get(part)
+            if child is not None:
+                if child.host is None and not self._objects.has_copy(part):
+                    return False
+            elif part not in self._ready or self._objects.version_of(part) != self.chosen.get(part):
+                return False
+        return True
+
+    def _is_needed_anew(self, slot: Slot) -> bool:
+        """Nobody has the output, and everyone who pulled it has said how far it came."""
+        broadcast = self._objects.record(slot.ref).broadcast
+        return broadcast is None or broadcast.is_lost()
+
+    def _bind(self, slot: Slot) -> None:
+        if slot is self.root and self._splits_root(slot):
+            self._split(slot)
+            self._ensure(slot)
+            return
+        host = self._choose_host(slot)
+        if host is None:
+            self._wait_for_room(slot)
+            return
+        received = self._received(slot, host)
+        if received and not self.is_bound_below(slot):
+            return  # asked when that is so: what the getter has would be lost if it were asked in vain
+        size = self._size if slot.cut is None else slot.cut[1]
+        if slot.version is None:
+            slot.version = self._objects.begin_output(slot.ref, size, self._layout, host)
+        slot.start = received or self._lowest_needed(slot)  # which depends on who else could be asked
+        slot.lacks = 0 if received else slot.start
+        slot.host = host
+        slot.number = self._world.next_number()
+        self._objects.involve(self._objects.record(slot.ref), host)
+        parts = tuple(self._objects.version_of(part) for part in slot.parts)
+        self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
+        known = slot is self.root or len(self.slots) <= _SLOTS_THAT_KNOW
+        self._world.send(
+            host.node,
+            Bind(
+                slot.version,
+                slot.number,
+                size,
+                self._layout,
+                self.spec.op,
+                parts,
+                self.record.ref,
+                self.spec if known else None,
+                slot.start,
+                resume=received > 0,
+                offset=None if slot.cut is None else slot.cut[0],
+                divisor=self._divisor(slot),
+            ),
+        )
+
+    def _divisor(self, made_by: Slot | None) -> int:
+        """A mean is divided where the target is made, by its root or the root of each stripe, and nowhere below: slots
+        that feed others sum. Without a slot it is combined at once."""
+        if self.spec.op is not Operation.MEAN:
+            return 0
+        ends_stripe = made_by is not None and made_by.parent is not None and made_by.parent.gathers
+        return self.spec.count if made_by is None or made_by is self.root or ends_stripe else 0
+
+    def _wait_for_room(self, slot: Slot) -> None:
+        """Nobody takes the slot now: look again soon, and not for ever. What those above it have taken may be what it
+        waits for, and is given back."""
+        now = self._world.now
+        above = slot.parent
+        while above is not None:
+            if not above.bound:
+                self._unbind(above)
+            above = above.parent
+        slot.homeless_since = now if slot.homeless_since is None else slot.homeless_since
+        if now - slot.homeless_since < self._world.settings.lease:
+            self._world.timers.set(("reduce", self.record.ref), now + REFUSED_FOR)
+        elif slot.cut is not None:
+            self._lay_without_stripes()
+            self._world.timers.set(("reduce", self.record.ref), now)
+        else:
+            detail = f"no node has room for a part of it ({self._size} bytes)"
+            remedy = "delete objects or raise the stores' limits, and reduce again"
+            self._give_up(Failure(FailureKind.STORE_FULL, detail, remedy, self.record.ref))
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    def taken(self, slot: Slot, missing: set[bytes]) -> None:
+        """The host has memory for the slot."""
+        slot.homeless_since = None
+        slot.lacking = missing
+        self._bind_upwards(slot)
+
+    def _bind_upwards(self, slot: Slot) -> None:
+        """Whatever was taken and waited only for what is below it is bound."""
+        above: Slot | None = slot
+        while above is not None and above.lacking is not None and self.is_bound_below(above):
+            self._begin_pulling(above, above.lacking)
+            above = above.parent
+        if above is not None and above.host is None and self.is_bound_below(above):
+            self._advance(above)
+
+    def _begin_pulling(self, slot: Slot, missing: set[bytes]) -> None:
+        assert slot.host is not None
+        slot.bound = True
+        slot.lacking = None
+        slot.consumed = {part for part in slot.parts if part not in missing}
+        record = self._objects.record(slot.ref)
+        self._objects.produce(record, slot.host, slot.lacks)
+        for part in slot.parts:
+            if part in missing and self._objects.feed(part, slot.host, slot.ref, slot.start):
+                slot.consumed.add(part)
+        self._objects.settle(record)
+        if slot is self.root:
+            self._objects.source_changed(self.record.ref)
+
+    def resumed(self, slot: Slot, missing: set[bytes]) -> None:
+        """The host came back with the slot: it says itself what it still lacks."""
+        if not slot.bound:
+            self.taken(slot, missing)
+            return
+        assert slot.host is not None
+        slot.consumed -= missing
+        for part in slot.parts:
+            if part not in missing and part not in slot.consumed:
+                slot.consumed.add(part)
+                self._objects.unfeed(part, slot.host.node, slot.ref)
+
+    def declined(self, slot: Slot) -> None:
+        assert slot.host is not None
+        slot.refused[slot.host.node] = self._world.now + REFUSED_FOR
+        self._unbind(slot)
+        if slot.cut is not None:
+            self._lay_without_stripes()
+        self._advance()
+
+    def host_lost(self, slot: Slot) -> None:
+        """Its host is gone. Whether it is needed again is known when those who pull from it have reported."""
+        self._unbind(slot)
+
+    def beginning_lacks(self, slot: Slot) -> None:
+        """Its host began where those who pulled from it were; who pulls now needs more, and so it begins lower."""
+        self._world.tell(self.record.ref, "{} is needed from lower on than {}", slot.version, slot.start)
+        self._unbind(slot)
+
+    # --- stripes -------------------------------------------------------------------------------------------------
+
+    def _lay_without_stripes(self) -> None:
+        """A source's host has no room for its stripes, or nobody has the source: any node can take a whole one."""
+        self._no_stripes = True
+        self._drop_slots()
+        self._world.tell(self.record.ref, "laid anew without stripes")
+        batch: dict[NodeId, list[bytes]] = {}
+        for ref in self.chosen:
+            home = self._home_of(ref) if ref in self._ready else self._requester
+            batch.setdefault(home, []).append(ref)
+        self._add_groups(batch)
+
+    def _gather(self, root: Slot) -> None:
+        """All stripes are on their way: the target has a version, and someone puts it together."""
+        target = self.record.broadcast
+        if target is None:
+            outputs = [(self.slots[ref], self._objects.version_of(ref)) for ref in root.parts]
+            sizes = [(version, slot.cut[1]) for slot, version in outputs if slot.cut is not None]
+            root.version = self._objects.begin_output(root.ref, self._size, self._layout, None)
+            root.bound = True
+            target = self._objects.record(root.ref).broadcast
+            assert target is not None
+            target.stripes = tuple(Stripe(version, size) for version, size in sizes)
+            self._objects.look_at(root.ref)  # who waits is served when the event is over
+            if self.record.waiting:
+                return
+        if target.getters() or self.record.waiting:
+            return
+        host = self._choose_host(root)
+        if host is None:
+            self._wait_for_room(root)
+            return
+        if host.node not in root.refused:
+            root.homeless_since = None
+        self._objects.involve(self.record, host)
+        target.want(host)
+        self._objects.look_at(root.ref)
+
+    def assembler_declined(self, root: Slot, node: NodeId) -> None:
+        root.refused[node] = self._world.now + REFUSED_FOR
+        self._advance()
+
+    def _ensure_assembler(self, root: Slot) -> None:
+        """If nobody gets the target any more, someone must be asked to."""
+        target = self.record.broadcast
+        if root.gathers and target is not None and not (target.copies or target.getters() or self.record.waiting):
+            self._world.timers.set_if_absent(("reduce", self.record.ref), self._world.now + REFUSED_FOR)
+
+    # --- stopping ------------------------------------------------------------------------------------------------
+
+    def _unbind(self, slot: Slot) -> None:
+        """Nobody runs the slot. What its host pulled for it is not wanted any more."""
+        host, slot.host = slot.host, None
+        slot.bound = False
+        slot.lacking = None
+        slot.consumed.clear()
+        if host is None:
+            return
+        self._stop_feeding(slot, host)
+        broadcast = self._objects.record(slot.ref).broadcast
+        if broadcast is not None and broadcast.producer == host.node:
+            broadcast.remove(host.node)
+            self._objects.look_at(slot.ref)
+        if broadcast is not None and slot.version is not None and self._objects.members.get(host.node) is host:
+            self._world.send(host.node, Drop(slot.version))
+            broadcast.told_to_drop(host.node)
+
+    def _stop_feeding(self, slot: Slot, host: Member) -> None:
+        for part in slot.parts:
+            self._objects.unfeed(part, host.node, slot.ref)
+
+    def _end_output(self, slot: Slot) -> None:
+        self._unbind(slot)
+        if slot.version is None:
+            return
+        slot.version = None
+        slot.homeless_since = None
+        self._objects.reset(self._objects.record(slot.ref))
+        if slot is self.root:
+            self._objects.source_changed(self.record.ref)
+
+    def _drop_slots(self, keep: Sequence[bytes] = ()) -> None:
+        for slot in list(self.slots.values()):
+            if slot.ref not in keep:
+                self._end_output(slot)
+                self._objects.forget_slot(slot.ref)
+        self.slots.clear()
+        self.root = None
