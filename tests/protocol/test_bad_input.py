@@ -439,6 +439,31 @@ def test_requests_that_cannot_be_served_are_refused(offset: int, stale: Version)
         assert len(effects) == 1
 
 
+def test_nobody_speaks_for_another_node() -> None:
+    """A stream is asked for and cancelled by its receiver, and refused by its sender, whoever else knows its name."""
+    stranger = node_id(99)
+
+    def later(message: ToPeer, peer: NodeId = stranger) -> Callable[[NodeDriver], list[NodeEffect]]:
+        def tell(n: NodeDriver) -> list[NodeEffect]:
+            n.now += 0.1
+            return n.peer(peer, message)
+
+        return tell
+
+    [incoming] = BUSY_NODE.state.fetching.streams
+    for message in (
+        StreamCancel(StreamId(PEER, 1)),
+        StreamCancel(StreamId(PEER, 2)),
+        StreamRequest(StreamId(PEER, 60), HELD, 0, KIB, RATE),
+        StreamRefused(incoming, StreamFault.ABSENT),
+        StreamStatus(incoming, 0, queued=True),
+    ):
+        assert node_after(later(message)) == [], message
+    assert node_after(later(StreamRequest(StreamId(stranger, 60), HELD, 0, KIB, RATE), PEER)) == []
+    for message in (StreamCancel(StreamId(PEER, 1)), StreamRefused(incoming, StreamFault.ABSENT)):
+        assert copy.deepcopy(BUSY_NODE).peer(next_life(PEER), message) != [], "another life of the node is the node"
+
+
 def test_requests_over_the_limit_are_refused() -> None:
     n = copy.deepcopy(BUSY_NODE)
     n.peer(PEER, StreamRequest(StreamId(PEER, 3), HELD, 0, KIB, RATE))

@@ -38,7 +38,7 @@ from hoplite_ucx.protocol.events import (
     WaitCall,
     Waited,
 )
-from hoplite_ucx.protocol.ids import StreamId, Version, next_life, node_id
+from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, next_life, node_id
 from hoplite_ucx.protocol.messages import (
     Aborted,
     Completed,
@@ -94,8 +94,10 @@ def place(number: int = 1, *, of: Version = V, size: int = SIZE, sender: int = S
     return Place(of, number, size, b"layout", sender, f"address{sender}", MIB, RATE)
 
 
-def request(number: int, *, of: Version = V, offset: int = 0, rate: float = RATE) -> StreamRequest:
-    return StreamRequest(StreamId(RECEIVER, number), of, offset, MIB, rate)
+def request(
+    number: int, *, of: Version = V, offset: int = 0, rate: float = RATE, receiver: NodeId = RECEIVER
+) -> StreamRequest:
+    return StreamRequest(StreamId(receiver, number), of, offset, MIB, rate)
 
 
 def holding_one(n: NodeDriver, number: int = 1, size: int = SIZE) -> int:
@@ -484,10 +486,10 @@ def test_a_stream_that_does_not_move_gives_its_turn_away() -> None:
     n = NodeDriver()
     holding_one(n)
     n.peer(RECEIVER, request(1))
-    n.peer(OTHER, request(2))
+    n.peer(OTHER, request(2, receiver=OTHER))
     n.positions[StreamId(RECEIVER, 1)] = 0
     started = [effect for effect in n.beat(4) if isinstance(effect, Serve)]
-    assert [serve.stream for serve in started] == [StreamId(RECEIVER, 2)]
+    assert [serve.stream for serve in started] == [StreamId(OTHER, 2)]
 
 
 def test_a_starved_stream_says_so() -> None:
@@ -542,7 +544,7 @@ def test_a_dropped_version_is_served_no_more_and_freed_when_nothing_reads_it() -
     n = NodeDriver()
     segment = holding_one(n)
     serve = n.only(n.peer(RECEIVER, request(1)), Serve)
-    n.peer(OTHER, request(2))
+    n.peer(OTHER, request(2, receiver=OTHER))
     effects = n.directory(Drop(V))
     assert [m.fault for m in n.sent(effects, StreamRefused)] == [StreamFault.ABSENT] * 2
     assert CancelServe(serve.stream) in effects

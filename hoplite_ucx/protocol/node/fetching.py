@@ -308,8 +308,8 @@ class Fetching:
 
     # --- from streams ------------------------------------------------------------------------------------------
 
-    def refused(self, stream: StreamId, fault: StreamFault) -> None:
-        if (incoming := self.streams.get(stream)) is not None:
+    def refused(self, peer: NodeId, stream: StreamId, fault: StreamFault) -> None:
+        if (incoming := self._from(peer, stream)) is not None:
             self._fail(incoming, fault)
 
     def peer_lost(self, peer: NodeId) -> None:
@@ -317,10 +317,17 @@ class Fetching:
             if identity_of(incoming.placement.sender) == identity_of(peer):
                 self._fail(incoming, StreamFault.BROKEN)
 
-    def status(self, status: StreamStatus) -> None:
-        incoming = self.streams.get(status.stream)
+    def status(self, peer: NodeId, status: StreamStatus) -> None:
+        incoming = self._from(peer, status.stream)
         if incoming is not None and (status.queued or status.at <= incoming.position):
             incoming.sign_of_life = self._context.now
+
+    def _from(self, peer: NodeId, stream: StreamId) -> Incoming | None:
+        """A stream as its sender speaks of it; what others say of it does not count."""
+        incoming = self.streams.get(stream)
+        if incoming is None or identity_of(incoming.placement.sender) != identity_of(peer):
+            return None
+        return incoming
 
     def beat(self, positions: dict[StreamId | CallId, int], late: float) -> None:
         """Look for stalls. What we slept through ourselves (`late`) is not our senders' silence."""

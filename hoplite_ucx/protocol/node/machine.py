@@ -367,11 +367,11 @@ class NodeState:
             case StreamRequest():
                 self.serving.requested(peer, message)
             case StreamCancel(stream):
-                self.serving.cancelled(stream)
+                self.serving.cancelled(peer, stream)
             case StreamRefused(stream, fault):
-                self.fetching.refused(stream, fault)
+                self.fetching.refused(peer, stream, fault)
             case StreamStatus():
-                self.fetching.status(message)
+                self.fetching.status(peer, message)
 
     def __repr__(self) -> str:
         return f"NodeState({label(self.node)})"

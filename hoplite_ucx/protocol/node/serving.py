@@ -50,6 +50,8 @@ class Serving:
         self._by_version: dict[Version, list[Outgoing]] = {}  # in order of arrival
 
     def requested(self, peer: NodeId, request: StreamRequest) -> None:
+        if identity_of(request.stream.receiver) != identity_of(peer):
+            return  # nobody pulls for another: it would take the number from who will ask under it
         if request.stream in self.streams:
             return
         taken = sum(not outgoing.request.for_slot for outgoing in self.streams.values())
@@ -94,9 +96,10 @@ class Serving:
         if (outgoing := self.streams.get(stream)) is not None:
             self._refuse(outgoing, StreamFault.ABSENT)
 
-    def cancelled(self, stream: StreamId) -> None:
-        """The receiver wants no more."""
-        if (outgoing := self.streams.get(stream)) is not None:
+    def cancelled(self, peer: NodeId, stream: StreamId) -> None:
+        """The receiver wants no more; nobody else can say so."""
+        outgoing = self.streams.get(stream)
+        if outgoing is not None and identity_of(outgoing.peer) == identity_of(peer):
             self._stop(outgoing)
 
     def peer_lost(self, peer: NodeId) -> None:
