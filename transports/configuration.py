@@ -17,6 +17,11 @@
     segment = "1MiB"            # of UCX's own TCP
     options = { RNDV_THRESH = "64K" }
 
+    [tls]                       # all three, or no TLS; names are relative to this file
+    certificate = "node.pem"    # of this host, for server and client, with its chain
+    key = "node.key"
+    ca = "ca.pem"               # whose certificates are accepted
+
 A variable is named for its section and key: `HOPLITE_LINKS_TRANSPORT`, `HOPLITE_UCX_TLS=rc,posix`. Whatever is not
 known or makes no sense is refused with the place, the key and what to write instead.
 """
@@ -41,8 +46,9 @@ __all__ = ["CONFIG", "Configuration", "ConfigurationError", "Kind", "Rule", "loa
 
 CONFIG = "HOPLITE_CONFIG"
 
-_SECTIONS = ("links", "ucx")
+_SECTIONS = ("links", "ucx", "tls")
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "K": 1 << 10, "MIB": 1 << 20, "M": 1 << 20}
+_TLS = ("certificate", "key", "ca")
 _SEGMENTS = (8 << 10, 16 << 20)
 
 
@@ -92,6 +98,15 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    certificate: Path
+    key: Path
+    ca: Path
+    place: str
+    """Where they were named, for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     transport: Kind = Kind.AUTO
     require: Kind | None = None
@@ -100,6 +115,7 @@ class Configuration:
     ucx: UcxSettings = field(default_factory=UcxSettings)
     tls_given: bool = False
     """Whether the user said which transports of UCX to use, for `rdma` too."""
+    certificates: TlsFiles | None = None
     place: str = "the defaults"
 
     def rdma_settings(self) -> UcxSettings:
@@ -115,8 +131,8 @@ class Configuration:
 def load(path: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
     """The file (`HOPLITE_CONFIG` by default; none is no file), then the variables. Raises `ConfigurationError`."""
     variables = os.environ if environment is None else environment
-    if path is None and (named := variables.get(CONFIG)):
-        path = Path(named)
+    if path is None and (given := variables.get(CONFIG)):
+        path = Path(given)
     place = str(path) if path is not None else "the defaults"
     tables = _read(path) if path is not None else {}
     reader = _Reader(place)
@@ -129,7 +145,9 @@ def load(path: Path | None = None, environment: Mapping[str, str] | None = None)
     if tables:
         raise reader.error(next(iter(tables)), "is not known", f"the sections are {', '.join(_SECTIONS)}")
     configuration = reader.configuration(sections["links"], sections["ucx"])
-    return _override(configuration, variables)
+    folder = path.parent if path is not None else Path()
+    named = {key: folder / name for key, name in reader.tls(sections["tls"]).items()}
+    return _override(configuration, named, variables)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -141,8 +159,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigurationError(str(path), "the file", f"is no TOML: {error}", "correct it there") from error
 
 
-def _override(configuration: Configuration, variables: Mapping[str, str]) -> Configuration:
-    """Variables of the two sections, as if they stood in the file."""
+def _override(configuration: Configuration, tls: dict[str, Path], variables: Mapping[str, str]) -> Configuration:
+    """Variables of the sections, as if they stood in the file."""
     for name in sorted(variables):
         match = re.fullmatch(rf"HOPLITE_({'|'.join(_SECTIONS).upper()})_(\w+)", name)
         if match is None:
@@ -155,7 +173,9 @@ def _override(configuration: Configuration, variables: Mapping[str, str]) -> Con
             value = [part.strip() for part in value.split(",") if part.strip()]
         elif (section, key) == ("links", "cooldown"):
             value = _number(value)
-        if section == "links" and key != "rules":
+        if section == "tls":
+            tls |= {key: Path(name) for key, name in reader.tls({key: value}).items()}
+        elif section == "links" and key != "rules":
             configuration = reader.links(configuration, {key: value})
         elif section == "ucx" and key != "options":
             settings = reader.ucx(configuration.ucx, {key: value}, "ucx")
@@ -165,7 +185,11 @@ def _override(configuration: Configuration, variables: Mapping[str, str]) -> Con
             )
         else:
             raise reader.error(key, "cannot be given by a variable", f"write it into the file that {CONFIG} names")
-    return configuration
+    if tls and (missing := [key for key in _TLS if key not in tls]):
+        remedy = f"name all of {', '.join(_TLS)}, or none"
+        raise ConfigurationError(configuration.place, f"tls.{missing[0]}", "is missing", remedy)
+    files = TlsFiles(**tls, place=configuration.place) if tls else None
+    return replace(configuration, certificates=files)
 
 
 def _number(text: str) -> float | str:
@@ -210,6 +234,10 @@ class _Reader:
             problem = f"{base.require.value} is required, but links.transport is {base.transport.value}"
             raise self.error("links.require", problem, "leave one of them out")
         return base
+
+    def tls(self, table: dict[str, Any]) -> dict[str, str]:
+        self._known(table, "tls", _TLS)
+        return {key: name for key in table if (name := self._text(table, key, "tls")) is not None}
 
     def ucx(self, base: UcxSettings, table: dict[str, Any], where: str) -> UcxSettings:
         self._known(table, where, ("tls", "net_devices", "segment", "options"))

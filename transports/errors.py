@@ -49,6 +49,10 @@ class WrongClusterError(HandshakeError):
     """The peer belongs to another cluster."""
 
 
+class WrongTlsError(HandshakeError):
+    """One side uses TLS and the other does not, or a certificate is not accepted."""
+
+
 class WrongPeerError(HandshakeError):
     """Another node than expected answers at the address, or it does not want this kind of connection."""
 

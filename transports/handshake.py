@@ -17,9 +17,9 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_ucx.transports.errors import (
     ConnectionLostError,
@@ -27,13 +27,17 @@ from hoplite_ucx.transports.errors import (
     UnreachableError,
     WrongClusterError,
     WrongPeerError,
+    WrongTlsError,
     WrongTokenError,
     WrongVersionError,
 )
 
+if TYPE_CHECKING:
+    from hoplite_ucx.transports.tls import Tls
+
 __all__ = ["HANDSHAKE_SECONDS", "PROTOCOL_VERSION", "Identity", "Kind", "Peer", "client", "run_blocking", "server"]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HANDSHAKE_SECONDS = 2.0
 
 MAX_CLUSTER = 64
@@ -44,7 +48,7 @@ _NONCE = 32
 _PROOF = 32
 _HELLO = Struct(f"<8sH{_NONCE}s")
 _PROVEN = Struct(f"<{_PROOF}sH")
-_CLAIMS = Struct("<BQHH")
+_CLAIMS = Struct("<B?QHH")
 _MAX_CLAIMS = _CLAIMS.size + MAX_CLUSTER + MAX_INFO
 _NODE_LIMIT = 1 << 64
 
@@ -62,14 +66,15 @@ class Identity:
     """Who this process is, and what it must know of a peer.
 
     The cluster is empty while it is not known (a process that joins by address alone); an empty one fits any. `info` is
-    for the layers above; the peer gets it as it is.
+    for the layers above; the peer gets it as it is. With `tls`, the connection goes on with that after the handshake.
     """
 
     node: int
-    token: bytes
+    token: bytes = field(repr=False)
     cluster: bytes = b""
     info: bytes = b""
     version: int = PROTOCOL_VERSION
+    tls: "Tls | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.node < _NODE_LIMIT:
@@ -87,6 +92,7 @@ class Peer:
     kind: Kind
     cluster: bytes
     info: bytes
+    tls: bool = False
 
 
 class _Status(enum.IntEnum):
@@ -94,6 +100,7 @@ class _Status(enum.IntEnum):
     WRONG_TOKEN = 1
     WRONG_CLUSTER = 2
     WRONG_KIND = 3
+    WRONG_TLS = 4
 
 
 Steps: TypeAlias = Generator[bytes | int, bytes, Peer]
@@ -114,6 +121,7 @@ def client(me: Identity, kind: Kind, address: str, expect: int | None = None) ->
         raise _wrong_token(address)
     peer = _parse_claims(their_claims, address)
     _check_cluster(peer, me)
+    _check_tls(peer.tls, me, address)
     if expect is not None and peer.node != expect:
         raise WrongPeerError(
             f"node {peer.node:x} answers where node {expect:x} was expected", address, "look the address up again"
@@ -139,6 +147,11 @@ def server(me: Identity, kinds: Collection[Kind], address: str) -> Steps:
         _check_cluster(peer, me)
     except WrongClusterError:
         yield bytes([_Status.WRONG_CLUSTER])
+        raise
+    try:
+        _check_tls(peer.tls, me, address)
+    except WrongTlsError:
+        yield bytes([_Status.WRONG_TLS])
         raise
     if peer.kind not in kinds:
         yield bytes([_Status.WRONG_KIND])
@@ -217,7 +230,7 @@ def _check_hello(hello: bytes, me: Identity, address: str) -> None:
 
 
 def _claims(me: Identity, kind: Kind) -> bytes:
-    return _CLAIMS.pack(kind, me.node, len(me.cluster), len(me.info)) + me.cluster + me.info
+    return _CLAIMS.pack(kind, me.tls is not None, me.node, len(me.cluster), len(me.info)) + me.cluster + me.info
 
 
 def _claims_length(length: int, address: str) -> int:
@@ -227,11 +240,11 @@ def _claims_length(length: int, address: str) -> int:
 
 
 def _parse_claims(claims: bytes, address: str) -> Peer:
-    kind, node, cluster_length, info_length = _CLAIMS.unpack_from(claims)
+    kind, tls, node, cluster_length, info_length = _CLAIMS.unpack_from(claims)
     info_at = _CLAIMS.size + cluster_length
     if len(claims) != info_at + info_length or kind not in Kind._value2member_map_:
         raise _not_ours(address)
-    return Peer(address, node, Kind(kind), claims[_CLAIMS.size : info_at], claims[info_at:])
+    return Peer(address, node, Kind(kind), claims[_CLAIMS.size : info_at], claims[info_at:], tls)
 
 
 def _proof(me: Identity, role: bytes, client_hello: bytes, server_hello: bytes, *claims: bytes) -> bytes:
@@ -249,6 +262,8 @@ def _check_status(status: int, me: Identity, kind: Kind, address: str) -> None:
         raise WrongClusterError(f"the peer is not of cluster {me.cluster.hex()}", address, _ADDRESS_REMEDY)
     if status == _Status.WRONG_KIND:
         raise WrongPeerError(f"the peer takes no connection for {kind.name.lower()}", address, _ADDRESS_REMEDY)
+    if status == _Status.WRONG_TLS:
+        _check_tls(me.tls is None, me, address)
     raise _not_ours(address)
 
 
@@ -259,6 +274,12 @@ def _check_cluster(peer: Peer, me: Identity) -> None:
             peer.address,
             _ADDRESS_REMEDY,
         )
+
+
+def _check_tls(theirs: bool, me: Identity, address: str) -> None:
+    if theirs != (me.tls is not None):
+        one, other = ("the peer", "this process") if theirs else ("this process", "the peer")
+        raise WrongTlsError(f"{one} uses TLS, and {other} does not", address, "give all hosts the same [tls] settings")
 
 
 def _not_ours(address: str) -> HandshakeError:

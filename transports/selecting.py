@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from hoplite_ucx.transports.configuration import Kind, load
+from hoplite_ucx.transports.configuration import ConfigurationError, Kind, load
 from hoplite_ucx.transports.detection import Machine, UcxBuild, rdma_devices, ucx_build
 from hoplite_ucx.transports.errors import HandshakeError
 from hoplite_ucx.transports.handshake import Identity, Peer
@@ -52,8 +52,11 @@ def open_transport(me: Identity, on_link_lost: LinkLost | None = None) -> Select
     makes no sense or cannot be kept, and a `TransportError` if UCX does not start with its settings.
     """
     configuration = load()
+    if me.tls is not None and configuration.wants_ucx:
+        problem, remedy = "UCX is asked for, and has no TLS", "leave [tls] out, or use tcp for all links"
+        raise ConfigurationError(configuration.place, "links", problem, remedy)
     devices = tuple(rdma_devices())
-    rdma = configuration.transport is Kind.AUTO and any(device.ucx_names() for device in devices)
+    rdma = me.tls is None and configuration.transport is Kind.AUTO and any(device.ucx_names() for device in devices)
     unused = UcxBuild(failure="no rule asks for it, and there is no RDMA")
     ucx = ucx_build() if configuration.wants_ucx or rdma else unused
     selection = Selection(configuration, Machine(devices, ucx, -1, -1), time.monotonic)

@@ -6,19 +6,28 @@ the protocol above; a session only notices what the kernel notices (an end, a re
 
 A `Listener` proves every connection before it hands it on: sessions as `Session`, links as a blocking socket for
 the transport's threads. A connection that fails the handshake, or is too slow in it, is closed, and the reason told.
+How many are in the handshake at once is bounded. When they are that many, the slowest of the host that has the most of
+them makes room: whoever opens connections and says nothing is in its own way, and hardly in that of others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from struct import Struct
 from typing import Any, cast
 
-from hoplite_ucx.transports.addresses import connect_failure, parse_address, socket_address, tune
+from hoplite_ucx.transports.addresses import check_token, connect_failure, parse_address, socket_address, tune
 from hoplite_ucx.transports.descriptors import lifted
-from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, TransportError, ViolationError
+from hoplite_ucx.transports.errors import (
+    ConnectionLostError,
+    OverloadError,
+    TransportError,
+    UnreachableError,
+    ViolationError,
+)
 from hoplite_ucx.transports.handshake import (
     HANDSHAKE_SECONDS,
     Identity,
@@ -30,6 +39,7 @@ from hoplite_ucx.transports.handshake import (
     server,
     too_slow,
 )
+from hoplite_ucx.transports.tls import WELCOME, Tls, tls_failure
 
 __all__ = ["MAX_FRAME", "Listener", "Session", "connect", "probe"]
 
@@ -41,6 +51,8 @@ MAX_UNSENT = 2 * MAX_FRAME
 FLUSH_SECONDS = 1.0
 # Connections that may be in the handshake at once; others wait in the kernel's queue.
 MAX_HANDSHAKES = 256
+# When they are that many, one that has taken this long makes room. An honest one takes a few round trips.
+SLOW_SECONDS = 0.25
 
 _LENGTH = Struct("<I")
 # Larger frames are handed to the transport as they are instead of copied behind their length.
@@ -179,12 +191,73 @@ async def connect(
         raise connect_failure(error, address, seconds) from error
     try:
         peer = await _run(client(me, kind, address, expect), sock, address)
-        loop = asyncio.get_running_loop()
-        _, session = await loop.create_connection(lambda: Session(peer, made, max_frame), sock=sock)
+        session = Session(peer, made, max_frame)
+        if me.tls is None:
+            await asyncio.get_running_loop().create_connection(lambda: session, sock=sock)
+        else:
+            await _begin_secured(session, sock, me.tls)
     except BaseException:
         sock.close()
         raise
     return session
+
+
+async def _begin_secured(session: Session, sock: socket.socket, tls: Tls) -> None:
+    """The client's end of a session over TLS."""
+    loop = asyncio.get_running_loop()
+    welcome = _AwaitWelcome(session)
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            await loop.create_connection(lambda: welcome, sock=sock, ssl=tls.client, server_hostname="")
+            await welcome.came
+    except TimeoutError:
+        raise too_slow(session.peer.address, HANDSHAKE_SECONDS) from None
+    except OSError as error:
+        raise tls_failure(error, session.peer.address) from error
+    finally:
+        if not session.open:
+            welcome.abort()
+
+
+class _AwaitWelcome(asyncio.Protocol):
+    """A client's end of a TLS session until the server has accepted its certificate; then the session takes over."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._transport: asyncio.Transport | None = None
+        self.came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self.came.done():
+            return
+        self.came.set_result(None)
+        self._transport.set_protocol(self._session)
+        self._session.connection_made(self._transport)
+        if len(data) > len(WELCOME):
+            self._session.data_received(data[len(WELCOME) :])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.came.done():
+            self.came.set_exception(exc if isinstance(exc, OSError) else ConnectionResetError("the peer closed it"))
+
+
+class _SayWelcome(asyncio.Protocol):
+    """A server's end of a TLS session: the TLS handshake is over when the connection is made."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).write(WELCOME)
+        transport.set_protocol(self._session)
+        self._session.connection_made(transport)
 
 
 async def probe(address: str, seconds: float = CONNECT_SECONDS) -> bool | None:
@@ -241,12 +314,13 @@ class Listener:
         self._kinds = {*sessions} | ({Kind.BULK} if on_link is not None else set())
         self._sock: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(MAX_HANDSHAKES)
+        self._handshakes: dict[asyncio.Task[None], tuple[str, float]] = {}  # from where and since when, oldest first
 
     async def start(self, host: str, port: int = 0) -> str:
-        """Listen, and return the address. `check_token` tells whether one may listen there at all."""
+        """Listen, and return the address. Refused where others can connect, unless they must prove a token."""
         loop = asyncio.get_running_loop()
         family, _, _, _, name = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+        check_token(self._me.token, str(name[0]))
         self._sock = sock = lifted(socket.socket(family, socket.SOCK_STREAM))
         try:
             sock.setblocking(False)
@@ -268,22 +342,41 @@ class Listener:
         if self._sock is not None:
             self._sock.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._room.acquire()
+            await self._make_room()
             try:
                 sock, name = await loop.sock_accept(listening)
             except OSError:  # out of descriptors, or the connection is gone already
-                self._room.release()
                 await asyncio.sleep(0.05)
                 continue
-            self._spawn(self._welcome(lifted(sock), socket_address(name)))
+            address = socket_address(name)
+            task = self._spawn(self._welcome(lifted(sock), address))
+            self._handshakes[task] = parse_address(address)[0], loop.time()
+            task.add_done_callback(lambda task: self._handshakes.pop(task, None))
+
+    async def _make_room(self) -> None:
+        while len(self._handshakes) >= MAX_HANDSHAKES:
+            busiest, _ = Counter(host for host, _ in self._handshakes.values()).most_common(1)[0]
+            slowest, since = next((task, since) for task, (host, since) in self._handshakes.items() if host == busiest)
+            wait = since + SLOW_SECONDS - asyncio.get_running_loop().time()
+            if wait > 0:
+                await asyncio.wait(self._handshakes, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                del self._handshakes[slowest]
+                slowest.cancel()
+                self._refuse(
+                    UnreachableError(
+                        "a slow handshake had to make room for others", busiest, "see who connects from there so often"
+                    )
+                )
 
     async def _welcome(self, sock: socket.socket, address: str) -> None:
         try:
@@ -291,22 +384,38 @@ class Listener:
             tune(sock)
             peer = await _run(server(self._me, self._kinds, address), sock, address)
             if peer.kind is Kind.BULK and self._on_link is not None:
+                if self._me.tls is not None:
+                    sock = secured = self._me.tls.wrap(sock, server_side=True)
+                    await secured.accept_client(address, HANDSHAKE_SECONDS)
                 sock.setblocking(True)
                 self._on_link(sock, peer)
             else:
-                made = self._sessions[peer.kind]
-                loop = asyncio.get_running_loop()
-                await loop.connect_accepted_socket(lambda: Session(peer, made, self._max_frame), sock)
+                session = Session(peer, self._sessions[peer.kind], self._max_frame)
+                await self._begin_session(session, sock)
         except (TransportError, OSError) as error:
             sock.close()
-            if self._on_refused is not None:
-                lost = ConnectionLostError(f"the connection broke: {error}", address, "nothing is to be done here")
-                self._on_refused(error if isinstance(error, TransportError) else lost)
+            lost = ConnectionLostError(f"the connection broke: {error}", address, "nothing is to be done here")
+            self._refuse(error if isinstance(error, TransportError) else lost)
         except BaseException:
             sock.close()
             raise
-        finally:
-            self._room.release()
+
+    async def _begin_session(self, session: Session, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if self._me.tls is None:
+            await loop.connect_accepted_socket(lambda: session, sock)
+            return
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await loop.connect_accepted_socket(lambda: _SayWelcome(session), sock, ssl=self._me.tls.server)
+        except TimeoutError:
+            raise too_slow(session.peer.address, HANDSHAKE_SECONDS) from None
+        except OSError as error:
+            raise tls_failure(error, session.peer.address) from error
+
+    def _refuse(self, error: TransportError) -> None:
+        if self._on_refused is not None:
+            self._on_refused(error)
 
 
 async def _run(steps: Steps, sock: socket.socket, address: str, seconds: float = HANDSHAKE_SECONDS) -> Peer:

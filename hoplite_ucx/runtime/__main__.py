@@ -12,11 +12,12 @@ from hoplite_ucx.transports.addresses import check_token
 
 def _directory() -> Serve:
     from hoplite_ucx.runtime.directory import DirectoryServer
+    from hoplite_ucx.transports.tls import open_tls
 
     async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
         token = bytes.fromhex(task["token"])
         check_token(token, task["host"])
-        server = DirectoryServer(task["cluster"], token)
+        server = DirectoryServer(task["cluster"], token, tls=open_tls())
         address = await server.start(task["host"], task["port"], successor=task["successor"])
         return {"address": address, "cluster": task["cluster"]}, server.close
 

@@ -13,7 +13,7 @@ import signal
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -70,6 +70,7 @@ from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink
 from hoplite_ucx.transports.selecting import open_transport
 from hoplite_ucx.transports.session import Listener, Session, connect
+from hoplite_ucx.transports.tls import open_tls
 
 _log = logging.getLogger("hoplite.agent")
 
@@ -82,7 +83,7 @@ class AgentProfile:
     """What an agent must know to start. The host is where it listens and is reached; the rate is its NIC's."""
 
     directory: str
-    token: bytes
+    token: bytes = field(repr=False)
     host: str | None = None
     port: int = 0
     memory: int
@@ -115,9 +116,10 @@ class Agent:
         # Overflow in users' arrays is theirs to find in the result; nobody reads an agent's warnings.
         warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         profile = self._profile
+        self._tls = open_tls()
         host = await self._look_at_directory()
         check_token(profile.token, host)
-        self._me = Identity(self._identity_number, profile.token, self.cluster.encode())
+        self._me = Identity(self._identity_number, profile.token, self.cluster.encode(), tls=self._tls)
         self._combiner = Combiner()
         self._local = LocalStreams(self._combiner.executor)
         self._peers = PeerSessions(self._me, self.dispatch)
@@ -179,7 +181,7 @@ class Agent:
     async def _look_at_directory(self) -> str:
         """Learn the cluster's id, and by which address of this host the directory is reached."""
         found: list[Session] = []
-        me = Identity(self._identity_number, self._profile.token)
+        me = Identity(self._identity_number, self._profile.token, tls=self._tls)
         session = await connect(self._profile.directory, me, Kind.CONTROL, found.append)
         self.cluster = session.peer.cluster.decode()
         session.close()

@@ -22,6 +22,7 @@ from hoplite_ucx.runtime.connection import Connection, agents
 from hoplite_ucx.runtime.processes import Child
 from hoplite_ucx.runtime.workers import socket_name
 from hoplite_ucx.transports.addresses import parse_address
+from hoplite_ucx.transports.private_files import PrivateFileError, read_private
 
 ADDRESS = "HOPLITE_ADDRESS"
 AGENT = "HOPLITE_AGENT"
@@ -58,17 +59,15 @@ def default_memory() -> int:
 
 
 def read_token() -> bytes:
-    """The cluster's token from the environment or a file; empty if there is none."""
-    if (token := os.environ.get(TOKEN)) is not None:
-        return token.strip().encode()
-    if (path := os.environ.get(TOKEN_FILE)) is not None:
+    """The cluster's token from the environment or a file; empty if there is none. A variable that is set to nothing
+    counts as not set, but a file that is named must have a token."""
+    if token := os.environ.get(TOKEN, "").strip():
+        return os.fsencode(token)
+    if path := os.environ.get(TOKEN_FILE):
         try:
-            token = Path(path).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise _invalid(f"the token file {path!r} cannot be read: {error}", f"correct {TOKEN_FILE}") from error
-        if not token:
-            raise _invalid(f"the token file {path!r} is empty", "write a token into it")
-        return token.encode()
+            return read_private(Path(path)).strip()
+        except PrivateFileError as error:
+            raise _invalid(f"the token file {path!r} {error.problem}", f"{error.remedy} ({TOKEN_FILE})") from error
     return b""
 
 

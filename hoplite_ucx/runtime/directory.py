@@ -37,6 +37,7 @@ from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.session import Listener, Session, probe
+from hoplite_ucx.transports.tls import Tls
 
 _log = logging.getLogger("hoplite.directory")
 
@@ -50,10 +51,10 @@ _PROBE_SECONDS = 0.5
 
 
 class DirectoryServer:
-    def __init__(self, cluster: str, token: bytes, settings: Settings | None = None) -> None:
+    def __init__(self, cluster: str, token: bytes, settings: Settings | None = None, tls: Tls | None = None) -> None:
         incarnation = time.time_ns() // 1_000_000
         self.machine = Directory(incarnation, cluster, settings)
-        self._identity = Identity(DIRECTORY_NODE, token, cluster.encode())
+        self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), tls=tls)
         self._sessions: dict[NodeId, Session] = {}
         self._events: deque[DirectoryEvent] = deque()
         self._handling = False

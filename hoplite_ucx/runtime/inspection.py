@@ -13,6 +13,7 @@ from hoplite_ucx.runtime.directory import STATUS
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.session import Session, connect
+from hoplite_ucx.transports.tls import open_tls
 
 _SECONDS = 5.0
 
@@ -62,7 +63,7 @@ async def _ask(address: str, token: bytes) -> dict[str, Any]:
 
         session.on_closed = on_closed
 
-    me = Identity(secrets.randbelow(1 << 60), token)
+    me = Identity(secrets.randbelow(1 << 60), token, tls=open_tls())
     session = await connect(address, me, Kind.CONTROL, made)
     try:
         session.send(STATUS)

@@ -9,7 +9,7 @@ import secrets
 import select
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import processes
@@ -28,7 +28,7 @@ _STEADY = 10.0
 class ServicePlan:
     """Without an address of a directory, this host is the head and runs one, at `host` and `port`."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     memory: int
     address: str | None = None
     host: str | None = None

@@ -24,9 +24,10 @@ ENVIRONMENT = {**without_address(), "HOPLITE_TOKEN": "a token"}
 
 
 @contextmanager
-def service(*options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+def service(*options: str, **environment: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
     command = [*HOPLITE, "start", "--json", "--memory", "64MiB", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, env=ENVIRONMENT | environment)
     assert process.stdout is not None
     try:
         yield process, json.loads(process.stdout.readline())

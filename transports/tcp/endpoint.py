@@ -4,11 +4,26 @@ from hoplite_ucx.transports.endpoint import LOOPBACK, ListeningEndpoint
 from hoplite_ucx.transports.handshake import Identity
 from hoplite_ucx.transports.interface import LinkLost
 from hoplite_ucx.transports.tcp.transport import TcpTransport
+from hoplite_ucx.transports.tls import Tls, open_tls
 
-__all__ = ["TcpEndpoint"]
+__all__ = ["TcpEndpoint", "TlsEndpoint"]
 
 
 class TcpEndpoint(ListeningEndpoint[TcpTransport]):
-    def __init__(self, node: int, token: bytes = b"", host: str = LOOPBACK, on_lost: LinkLost | None = None) -> None:
-        me = Identity(node, token)
+    def __init__(
+        self,
+        node: int,
+        token: bytes = b"",
+        host: str = LOOPBACK,
+        on_lost: LinkLost | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        me = Identity(node, token, tls=tls)
         super().__init__(me, TcpTransport(me, on_lost), host)
+
+
+class TlsEndpoint(TcpEndpoint):
+    """With the certificates that the configuration names."""
+
+    def __init__(self, node: int, token: bytes = b"", host: str = LOOPBACK, on_lost: LinkLost | None = None) -> None:
+        super().__init__(node, token, host, on_lost, open_tls())

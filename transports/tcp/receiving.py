@@ -246,6 +246,10 @@ class ReceivingLink:
         except OSError as error:
             raise connect_failure(error, self.address, CONNECT_SECONDS) from error
         run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address, HANDSHAKE_SECONDS)
+        if self._me.tls is not None:
+            with self._lock:
+                self._sock = sock = secured = self._me.tls.wrap(sock, server_side=False)
+            secured.greet_server(self.address, HANDSHAKE_SECONDS)
         set_timeouts(sock)
         with self._lock:
             self._connected = True
