@@ -11,6 +11,8 @@ that Python's TLS sockets refuse; `LinkSocket` is a TLS socket that takes them. 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import select
 import socket
 import ssl
@@ -121,6 +123,7 @@ class LinkSocket(ssl.SSLSocket):
         return made
 
     _guard: threading.Lock
+    _sslobj: object | None
 
     async def accept_client(self, address: str, seconds: float) -> None:
         """The server's side of the handshake."""
@@ -214,6 +217,8 @@ class LinkSocket(ssl.SSLSocket):
         return got
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        if self._sslobj is None:  # asked in the making of a connection that has ended already: the handshake says so
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         buffer = bytearray(buflen)
         return bytes(buffer[: self.recv_into(buffer, 0, flags)])
 

@@ -302,6 +302,19 @@ def test_links_with_and_without_tls_do_not_meet() -> None:
         assert isinstance(a.refused[0], WrongTlsError)
 
 
+def test_a_connection_that_ended_before_tls(files: TlsFiles) -> None:
+    """It is refused like any other, and its descriptor is closed."""
+    tls = Tls(files)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        far = socket.create_connection(listening.getsockname())
+        near, _ = listening.accept()
+        far.sendall(b"something that was not read")
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        far.close()
+        with tls.wrap(near, server_side=False) as wrapped, pytest.raises(WrongTlsError, match="not connected"):
+            wrapped.greet_server("there", 1.0)
+
+
 # --- all of it --------------------------------------------------------------------------------------------------
 
 
