@@ -128,7 +128,7 @@ class Oracle:
     def _judge_loss(self, ref: bytes) -> None:
         members = self._cluster.directory.machine.members
         record = self._cluster.directory.machine.records.get(ref)
-        if record is not None and record.deleted:
+        if self._cluster.directory.machine.objects.is_deleted(ref):
             return  # its sources were deleted a moment before it was
         if record is not None and record.reduction is not None:
             self._judge_shortage(record.reduction)

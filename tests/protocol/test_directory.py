@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from hoplite_ucx.protocol import Settings
+from hoplite_ucx.protocol.directory import tombstones
 from hoplite_ucx.protocol.directory.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import Disconnect, FromNode, Probe, Probed, SessionLost, Tick
@@ -656,10 +657,20 @@ def test_a_tombstone_expires() -> None:
     d = DirectoryDriver("A", settings=Settings(tombstone=1.0))
     d.tell("A", Delete(5, (R,)))
     d.pass_time(0.9, beating=("A",))
-    assert d.directory.records[R].deleted
+    assert d.directory.objects.is_deleted(R)
+    assert R not in d.directory.records, "a tombstone is a name and nothing else"
     d.pass_time(0.2, beating=("A",))
-    assert R not in d.directory.records
+    assert not d.directory.objects.is_deleted(R)
     assert d.put("A", 1).counter == 1
+
+
+def test_of_very_many_deleted_refs_the_oldest_are_forgotten_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tombstones, "_KEPT", 3)
+    d = DirectoryDriver("A")
+    d.tell("A", Delete(5, tuple(ref(number) for number in range(5))))
+    assert [d.directory.objects.is_deleted(ref(number)) for number in range(5)] == [False, False, True, True, True]
+    assert not d.directory.records
+    d.directory.check()
 
 
 def test_deferred_puts_of_a_deleted_ref_are_refused() -> None:

@@ -47,3 +47,16 @@ def test_the_number_of_objects_is_bounded() -> None:
     assert stories.tell(ref(0)) == []
     assert stories.tell(ref(1))
     assert len(stories._entries) == story._OBJECTS
+
+
+def test_of_objects_that_are_over_only_the_latest_are_remembered() -> None:
+    stories = Stories("n1")
+    stories.add(0.0, ref(0), "lives")
+    for number in range(1, story._ENDED_OBJECTS + 2):
+        stories.add(0.0, ref(number), "lived")
+        stories.end(ref(number))
+    stories.end(ref(9999))  # nobody has told of it
+    assert stories.tell(ref(1)) == []
+    assert stories.tell(ref(2))
+    assert stories.tell(ref(0)), "what is not over stays"
+    assert len(stories._entries) == story._ENDED_OBJECTS + 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hoplite_ucx.protocol.directory.broadcast import Broadcast, Receiver, State
 from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.directory.tombstones import TIMER
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
 from hoplite_ucx.protocol.placement import SenderPool
 
@@ -83,11 +84,11 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
     name, broadcast = short(ref), record.broadcast
     assert record.ref == ref, f"{name}: filed under the wrong ref"
     assert not record.idle(), f"{name}: nothing is known of it, and yet it is kept"
+    assert record.deleted == (ref in directory.objects.tombstones), f"{name}: deleted, or not, without its tombstone"
     if record.deleted:
         _check_hidden(record)
         assert not {**record.waiting, **record.watchers}, f"{name}: deleted, and yet waited for"
         assert not record.deferred, f"{name}: deleted, and yet puts wait for it"
-        assert ("tombstone", ref) in directory.world.timers, f"{name}: its tombstone never expires"
     if broadcast is not None:
         strays = record.waiting.keys() - {broadcast.producer, *broadcast.copies}
         if not broadcast.has_root() and (record.deferred or not broadcast.sealed):
@@ -602,11 +603,9 @@ def _check_timers(directory: "Directory") -> None:
     timers = directory.world.timers
     assert ("recover" in timers) == directory.world.recovering, "the recovery never ends, or has no end"
     assert not len(directory.members) or "sweep" in timers, "nobody looks whether the members are alive"
+    assert (TIMER in timers) == bool(directory.objects.tombstones), "tombstones never expire, or there are none"
     for key in timers:
         match key:
-            case ("tombstone", bytes() as ref):
-                assert ref in directory.records, f"{short(ref)}: a tombstone of nothing expires"
-                assert directory.records[ref].deleted, f"{short(ref)}: a tombstone of a live ref expires"
             case ("probe", int() as node):
                 assert directory.members.get(node) is not None, f"{label(node)}: gone, and yet to be probed"
             case ("place", bytes() as ref):

@@ -10,7 +10,7 @@ Handlers change state only after they have checked their message; what cannot be
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from hoplite_ucx.protocol.directory import stripes
+from hoplite_ucx.protocol.directory import stripes, tombstones
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.invariants import check_directory
 from hoplite_ucx.protocol.directory.joining import Joining
@@ -210,7 +210,7 @@ class Directory:
         for tombstone in join.tombstones:
             earlier = tombstone.incarnation < self.incarnation and not self.world.recovering
             if earlier and self._recovery.buries(tombstone):
-                self._delete(self.objects.record(tombstone.ref), member)
+                self._delete(tombstone.ref, member)
         for put in join.puts:
             self.objects.offer(member, put)
         for ref in join.wants:
@@ -248,8 +248,8 @@ class Directory:
                     self.members.ask_again(node)
                 case ("place", bytes() as ref):
                     self.objects.place_again(self.records[ref])
-                case ("tombstone", bytes() as ref):
-                    self._tombstone_expired(self.records[ref])
+                case tombstones.TIMER:
+                    self.objects.forget_tombstones()
                 case ("reduce", bytes() as ref):
                     if (reduction := self.records[ref].reduction) is not None:
                         reduction.review()
@@ -270,7 +270,7 @@ class Directory:
         buried = [(ref, member) for ref, (_, member) in recovery.tombstones.items() if recovery.is_buried(ref)]
         self.world.recovering = False
         for ref, member in buried:
-            self._delete(self.objects.record(ref), member)
+            self._delete(ref, member)
         for record in list(self.records.values()):
             if record.broadcast is None:
                 self.objects.offer_deferred(record)
@@ -409,6 +409,7 @@ class Directory:
             record = self.objects.record(ref)
             if record.deleted:
                 self.world.send(member.node, Failed(ref, deleted(ref)))
+                self.objects.settle(record)
             elif self._answers_at_once(record):
                 ready.append(ref)
             else:
@@ -451,16 +452,18 @@ class Directory:
             self._recovery.deletes.append((member.node, delete))
             return
         for ref in delete.refs:
-            self._delete(self.objects.record(ref), member)
+            self._delete(ref, member)
         self.world.send(member.node, Deleted(delete.call))
 
-    def _delete(self, record: Record, member: Member) -> None:
+    def _delete(self, ref: bytes, member: Member) -> None:
+        if self.objects.is_deleted(ref):
+            return
+        record = self.objects.record(ref)
         of_slot = record.reduction is not None and record.reduction.record is not record
-        if record.deleted or of_slot or record.stripe_of is not None:
+        if of_slot or record.stripe_of is not None:
             return  # the output of a slot is nobody's to delete
-        self.world.tell(record.ref, "deleted by {}", label(member.node))
-        record.deleted = True
-        self.world.timers.set(("tombstone", record.ref), self.world.now + self.settings.tombstone)
+        self.world.tell(ref, "deleted by {}", label(member.node))
+        self.objects.bury(record)
         for putter, put in record.deferred:
             self.world.send(putter, PutRefused(put.call, deleted(record.ref)))
         record.deferred.clear()
@@ -478,19 +481,14 @@ class Directory:
             self.objects.hide(record, failure, told)
         else:
             self.objects.end_version(record, failure, also=told)
-        self.objects.source_changed(record.ref)
-
-    def _tombstone_expired(self, record: Record) -> None:
-        if record.broadcast is not None:
-            self.world.timers.set(("tombstone", record.ref), self.world.now + self.settings.tombstone)
-        else:
-            record.deleted = False
-            self.objects.settle(record)
+        self.objects.source_changed(ref)
+        self.objects.settle(record)
+        self.world.stories.end(ref)
 
     # --- reduce ------------------------------------------------------------------------------------------------
 
     def _on_reduce(self, member: Member, reduce: Reduce) -> None:
-        failure = refuse_reduce(self.records, reduce, self.settings)
+        failure = refuse_reduce(self.objects, reduce)
         self.world.send(member.node, Reduced(reduce.call, failure))
         if failure is not None:
             return
@@ -509,7 +507,7 @@ class Directory:
         record = self.objects.record(reduce.target)
         if record.reduction is not None:
             record.reduction.requesters[member.node] = None
-        elif survivor and record.decided is None and refuse_reduce(self.records, reduce, self.settings) is None:
+        elif survivor and record.decided is None and refuse_reduce(self.objects, reduce) is None:
             self._begin_reduction(record, member, reduce)
         else:
             self.world.send(member.node, Over(reduce.target))
@@ -530,7 +528,7 @@ class Directory:
         record = self.records.get(ask.ref)
         if self.world.recovering:
             self._recovery.asks.append((member.node, ask))
-        elif record is not None and record.deleted:
+        elif self.objects.is_deleted(ask.ref):
             self.world.send(member.node, Contributors(ask.call, (), deleted(ask.ref)))
         elif record is None or record.spec is None:
             failure = invalid(ask.ref, "it is not the target of a reduction")

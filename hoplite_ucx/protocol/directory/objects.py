@@ -1,8 +1,8 @@
 """The table of refs: a `Record` for each that anyone has to do with, and the life of its versions.
 
-A ref is *pending* (nobody has put it; nodes may wait for it), *live* (it has a version, whose tree is a
-`Broadcast`), or *deleted* (a tombstone that expires). A loss takes a live ref back to pending; a later put gives
-it a new version. Small objects live here, in the answer itself, up to a total; beyond that they stream like others.
+A ref is *pending* (nobody has put it; nodes may wait for it), *live* (it has a version, whose tree is a `Broadcast`) or
+*deleted* (a tombstone that expires, see `tombstones`). A loss takes a live ref back to pending; a later put gives it a
+new version. Small objects live here, in the answer itself, up to a total; beyond that they stream like others.
 
 `Objects` owns the records, the versions' numbers and the inline bytes. After any change to a record it is *settled*:
 losses are declared, waiters placed, empty records forgotten. Reductions ask and act through it.
@@ -17,6 +17,7 @@ from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.directory.refusals import aborted, deleted, invalid, lost, refuse_put
 from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.directory.tombstones import Tombstones
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
@@ -75,7 +76,6 @@ class Record:
             or self.waiting
             or self.watchers
             or self.deferred
-            or self.deleted
             or self.reduction
             or self.consumers
             or self.askers
@@ -105,6 +105,7 @@ class Objects:
         self.world = world
         self.members = members
         self.records: dict[bytes, Record] = {}
+        self.tombstones = Tombstones(world)
         self.inline_total = 0
         self.starving: dict[bytes, None] = {}  # refs with receivers that have no sender
         self._unsettled: dict[bytes, None] = {}  # refs to look at before the event is over
@@ -116,7 +117,7 @@ class Objects:
     def record(self, ref: bytes) -> Record:
         record = self.records.get(ref)
         if record is None:
-            record = self.records[ref] = Record(ref)
+            record = self.records[ref] = Record(ref, deleted=ref in self.tombstones)
         return record
 
     def involve(self, record: Record, member: Member) -> None:
@@ -150,7 +151,7 @@ class Objects:
 
     def offer(self, member: Member, put: Put) -> None:
         """A put begins a version, or is told of the one that there is, or waits for what becomes of that."""
-        refusal = refuse_put(self.records, put, self.world.settings)
+        refusal = refuse_put(self, put)
         if refusal is not None:
             self.world.send(member.node, PutRefused(put.call, refusal))
             return
@@ -209,7 +210,7 @@ class Objects:
         version = found.version
         known = self.records.get(version.ref)
         current = known.broadcast if known is not None else None
-        if version.incarnation >= self.world.incarnation or (known is not None and known.deleted):
+        if version.incarnation >= self.world.incarnation or self.is_deleted(version.ref):
             return
         if known is not None and current is not None and current.version >= version:
             if current.version == version and sealed and not current.sealed and self.world.recovering:
@@ -414,6 +415,23 @@ class Objects:
         self.world.timers.cancel(("place", record.ref))
         self.starving.pop(record.ref, None)
 
+    def bury(self, record: Record) -> None:
+        """From now on it is deleted, for as long as a tombstone lasts."""
+        record.deleted = True
+        self.tombstones.add(record.ref)
+        if self.tombstones.overflow():
+            self.forget_tombstones()
+
+    def forget_tombstones(self) -> None:
+        """Deleted refs whose time is over are as good as new, unless a reduction still needs what was hidden."""
+        for ref in self.tombstones.pop_over():
+            record = self.records.get(ref)
+            if record is not None and record.broadcast is not None:
+                self.tombstones.add(ref)
+            elif record is not None:
+                record.deleted = False
+                self.settle(record)
+
     def hide(self, record: Record, failure: Failure, told: list[NodeId]) -> None:
         """Nobody gets it any more, but the reductions that chose it still need its bytes."""
         broadcast = record.broadcast
@@ -523,18 +541,17 @@ class Objects:
 
     def may_come(self, ref: bytes, *, seen: bool) -> bool:
         """Whether it can still become ready. What was there once and is gone does not come until it is put again."""
+        if self.is_deleted(ref):
+            return False
         record = self.records.get(ref)
         if record is None:
             return not seen
-        if record.deleted:
-            return False
         if record.reduction is not None:
             return record.reduction.failure is None
         return not seen or record.broadcast is not None
 
     def is_deleted(self, ref: bytes) -> bool:
-        record = self.records.get(ref)
-        return record is not None and record.deleted
+        return ref in self.tombstones
 
     def is_undecided(self, ref: bytes) -> bool:
         record = self.records.get(ref)

@@ -3,24 +3,21 @@ failures that end a ref's waits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import short
 from hoplite_ucx.protocol.messages import Put, Reduce
-from hoplite_ucx.protocol.settings import Settings
 
 if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.objects import Record
-
-    Records = Mapping[bytes, Record]
+    from hoplite_ucx.protocol.directory.objects import Objects
 
 
-def refuse_put(records: Records, put: Put, settings: Settings) -> Failure | None:
-    record = records.get(put.ref)
-    if record is not None and record.deleted:
+def refuse_put(objects: Objects, put: Put) -> Failure | None:
+    settings = objects.world.settings
+    if objects.is_deleted(put.ref):
         return deleted(put.ref)
+    record = objects.records.get(put.ref)
     if record is not None and record.reduction is not None:
         return Failure(FailureKind.INVALID, "it is the target of a reduction", "put under another ref", put.ref)
     if put.size > settings.max_object:
@@ -32,20 +29,21 @@ def refuse_put(records: Records, put: Put, settings: Settings) -> Failure | None
     return None
 
 
-def refuse_reduce(records: Records, reduce: Reduce, settings: Settings) -> Failure | None:
-    target = records.get(reduce.target)
-    if target is not None and target.deleted:
+def refuse_reduce(objects: Objects, reduce: Reduce) -> Failure | None:
+    if objects.is_deleted(reduce.target):
         return deleted(reduce.target)
+    target = objects.records.get(reduce.target)
     if target is not None and target.spec is not None:
         same = (target.spec.sources, target.spec.op, target.spec.count) == (reduce.sources, reduce.op, reduce.count)
         return None if same else invalid(reduce.target, "it is the target of another reduction")
     if target is not None and target.broadcast is not None and target.broadcast.sealed:
         return invalid(reduce.target, "it has an object already")
-    problem = _problem_with_sources(records, reduce, settings)
+    problem = _problem_with_sources(objects, reduce)
     return invalid(reduce.target, problem) if problem else None
 
 
-def _problem_with_sources(records: Records, reduce: Reduce, settings: Settings) -> str | None:
+def _problem_with_sources(objects: Objects, reduce: Reduce) -> str | None:
+    settings = objects.world.settings
     sources = set(reduce.sources)
     if not 1 <= reduce.count <= len(reduce.sources) <= settings.max_refs:
         return f"a count of {reduce.count} is not within 1 and its {len(reduce.sources)} sources"
@@ -53,8 +51,7 @@ def _problem_with_sources(records: Records, reduce: Reduce, settings: Settings) 
         twice = next(ref for ref in reduce.sources if reduce.sources.count(ref) > 1)
         return f"source {short(twice)} stands more than once"
     for ref in reduce.sources:
-        record = records.get(ref)
-        if record is not None and record.deleted:
+        if objects.is_deleted(ref):
             return f"source {short(ref)} was deleted"
     pending = [reduce.target]
     seen: set[bytes] = set()
@@ -62,7 +59,7 @@ def _problem_with_sources(records: Records, reduce: Reduce, settings: Settings) 
         ref = pending.pop()
         if ref in sources:
             return f"source {short(ref)} is itself made from {short(reduce.target)}"
-        if ref not in seen and (record := records.get(ref)) is not None:
+        if ref not in seen and (record := objects.records.get(ref)) is not None:
             seen.add(ref)
             pending.extend(record.consumers)
     return None

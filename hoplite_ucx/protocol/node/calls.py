@@ -4,6 +4,7 @@ Every call ends in exactly one answer, a value or a typed failure, unless its ca
 not answered is announced again when the session is new, under the same call, so that nothing is done twice.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -70,6 +71,16 @@ class PendingDelete:
 
 
 @dataclass(frozen=True, slots=True)
+class Deleted:
+    """Refs that were deleted from here, under which directory, and until when that is remembered. Only the names are
+    kept, and those of one call together: there may be very many."""
+
+    refs: tuple[bytes, ...]
+    incarnation: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Announcement:
     """Everything users asked for that the directory may not have heard of, or may have forgotten."""
 
@@ -97,7 +108,8 @@ class Calls:
         self._watchers: dict[bytes, dict[CallId, None]] = {}
         self.submitted: dict[bytes, Reduce] = {}
         """Reductions asked for from here that are not known to be decided, by target."""
-        self._tombstones: dict[Tombstone, float] = {}  # deleted from here, and until when that is remembered
+        self._deleted: deque[Deleted] = deque()  # the oldest first
+        self._tombstones = 0  # how many refs those are
 
     # --- put ---------------------------------------------------------------------------------------------------
 
@@ -289,14 +301,11 @@ class Calls:
     def _remember_deleted(self, delete: PendingDelete) -> None:
         """A new directory must not take the objects for alive. Counted from the call, this is forgotten before the
         directory that did it allows the refs to be put again."""
-        now = self._context.now
-        tombstones = (Tombstone(ref, self._context.incarnation) for ref in delete.call.refs)
-        self._tombstones |= dict.fromkeys(tombstones, delete.began + self._context.settings.tombstone)
-        while self._tombstones:
-            oldest = next(iter(self._tombstones))
-            if self._tombstones[oldest] > now and len(self._tombstones) <= _TOMBSTONES_KEPT:
-                break
-            del self._tombstones[oldest]
+        until = delete.began + self._context.settings.tombstone
+        self._deleted.append(Deleted(delete.call.refs, self._context.incarnation, until))
+        self._tombstones += len(delete.call.refs)
+        while self._deleted and (self._deleted[0].until <= self._context.now or self._tombstones > _TOMBSTONES_KEPT):
+            self._tombstones -= len(self._deleted.popleft().refs)
 
     # --- reduce ------------------------------------------------------------------------------------------------
 
@@ -404,7 +413,7 @@ class Calls:
             tuple(_submission(call) for call in self.reduces.values()),
             tuple(Ask(call.call, call.ref) for call in self.asks.values()),
             tuple(self.submitted.values()),
-            tuple(tombstone for tombstone, until in self._tombstones.items() if until > now),
+            tuple(Tombstone(ref, d.incarnation) for d in self._deleted if d.until > now for ref in d.refs),
         )
 
     def beat(self, positions: dict[StreamId | CallId, int]) -> None:

@@ -361,6 +361,7 @@ class NodeState:
             self._context.tell(version.ref, "{} is dropped", version)
             self.serving.gone(holding)
             self.memory.doom(holding)
+            self._context.stories.end(version.ref)
 
     def _on_peer_message(self, peer: NodeId, message: ToPeer) -> None:
         match message:
