@@ -161,7 +161,8 @@ class Session(asyncio.Protocol):
                 break
             self.on_frame(data[at + _LENGTH.size : frame_end])
             at = frame_end
-        self._rest += data[at:]
+        if at < end:
+            self._rest += data[at:]
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._open:

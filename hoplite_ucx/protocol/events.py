@@ -79,7 +79,8 @@ DirectoryEffect: TypeAlias = SendNode | Probe | Disconnect
 
 
 class PutCall(_Local, frozen=True):
-    """A user begins to put; `data` has the bytes of an object below the inline limit."""
+    """A user begins to put; `data` has the bytes of an object below the inline limit. `fresh`: its ref was made for
+    this put, so that nobody can have put or deleted it before."""
 
     call: CallId
     ref: bytes
@@ -87,6 +88,7 @@ class PutCall(_Local, frozen=True):
     layout: bytes
     data: bytes | None
     deadline: float | None
+    fresh: bool = False
 
 
 class PutFinished(_Local, frozen=True):
@@ -362,8 +364,10 @@ class PutReady(_Local, frozen=True):
 
 
 class PutDone(_Local, frozen=True):
+    """Of a small object under a fresh ref this is said before the directory has named its version."""
+
     call: CallId
-    version: Version
+    version: Version | None
     existing: bool
 
 

@@ -4,6 +4,7 @@ They are made outside (a shell draws refs and node identities at random, the sim
 protocol has no randomness of its own; here are only their forms and the few rules that relate them.
 """
 
+from functools import lru_cache
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
@@ -77,6 +78,7 @@ def short(ref: bytes) -> str:
     return ref.hex()[:8]
 
 
+@lru_cache(4096)
 def label(node: NodeId) -> str:
     """A node as people see it; later lives of one identity carry their generation."""
     generation = generation_of(node)

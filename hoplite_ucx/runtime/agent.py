@@ -48,7 +48,7 @@ from hoplite_ucx.protocol.events import (
     Tick,
     Window,
 )
-from hoplite_ucx.protocol.ids import CallId, StreamId, identity_of, label, node_id
+from hoplite_ucx.protocol.ids import StreamId, identity_of, label, node_id
 from hoplite_ucx.protocol.messages import Leave, StreamFault, StreamRefused, Welcome, decode_to_node, encode
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
@@ -123,7 +123,7 @@ class Agent:
         self._combiner = Combiner()
         self._local = LocalStreams(self._combiner.executor)
         self._peers = PeerSessions(self._me, self.dispatch)
-        self._workers = Workers(self.dispatch, self._greeting, self.status, self._is_stored)
+        self._workers = Workers(self.dispatch, self._greeting, self.status)
         self._store = self._workers.store = Store(profile.memory, self._workers.forget)
         self._transport = transport = await self._loop.run_in_executor(None, open_transport, self._me)
         self._listener = Listener(self._me, {Kind.PEER: self._peers.accept}, transport.adopt, on_refused=tell_refused)
@@ -428,10 +428,6 @@ class Agent:
             self.dispatch(_combined_bytes(effect))
         else:
             self._combiner.executor.submit(lambda: self._dispatch_soon(_combined_bytes(effect)))
-
-    def _is_stored(self, call: CallId) -> bool:
-        put = self.machine.calls.puts.get(call)
-        return put is None or (put.holding is not None and not put.holding.writing)
 
     # --- what people and workers ask ---------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -99,6 +99,8 @@ class Client:
 
     def get(self, refs: Sequence[bytes], timeout: float | None) -> list[tuple[memoryview, bytes]]:
         """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
+        if len(refs) == 1:
+            return [self._get_one(refs[0], timeout)]
         connection = self._connection()
         deadline = None if timeout is None else time.monotonic() + timeout
         found: dict[int, tuple[memoryview, bytes]] = {}
@@ -118,13 +120,19 @@ class Client:
                 found[places[reply.call]] = (self._open(connection, reply), reply.layout)
         return [found[index] for index in range(len(refs))]
 
+    def _get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
+        connection = self._connection()
+        reply = self._ask(connection, lambda call: wire.GetRequest(call, ref, timeout), timeout)
+        assert isinstance(reply, wire.Value)
+        return self._open(connection, reply), reply.layout
+
     def wait(self, refs: Sequence[bytes], count: int, timeout: float | None) -> tuple[list[bytes], list[bytes]]:
-        reply = self._ask(lambda call: wire.WaitRequest(call, tuple(refs), count, timeout), timeout)
+        reply = self._ask(self._connection(), lambda call: wire.WaitRequest(call, tuple(refs), count, timeout), timeout)
         assert isinstance(reply, wire.Ready)
         return list(reply.ready), list(reply.rest)
 
     def delete(self, refs: Sequence[bytes], timeout: float | None) -> None:
-        self._ask(lambda call: wire.DeleteRequest(call, tuple(refs), timeout), timeout)
+        self._ask(self._connection(), lambda call: wire.DeleteRequest(call, tuple(refs), timeout), timeout)
 
     def reduce(
         self,
@@ -137,16 +145,18 @@ class Client:
         everywhere: bool = False,
     ) -> None:
         self._ask(
-            lambda call: wire.ReduceRequest(call, target, tuple(sources), op, count, timeout, everywhere), timeout
+            self._connection(),
+            lambda call: wire.ReduceRequest(call, target, tuple(sources), op, count, timeout, everywhere),
+            timeout,
         )
 
     def contributors(self, ref: bytes, timeout: float | None) -> list[bytes]:
-        reply = self._ask(lambda call: wire.ContributorsRequest(call, ref, timeout), timeout)
+        reply = self._ask(self._connection(), lambda call: wire.ContributorsRequest(call, ref, timeout), timeout)
         assert isinstance(reply, wire.References)
         return list(reply.refs)
 
     def status(self, timeout: float = 5.0, *, history: bool = False) -> dict[str, Any]:
-        reply = self._ask(lambda call: wire.StatusRequest(call, history), timeout)
+        reply = self._ask(self._connection(), lambda call: wire.StatusRequest(call, history), timeout)
         assert isinstance(reply, wire.Report)
         return reply.status
 
@@ -163,8 +173,7 @@ class Client:
             self._connections.add(connection)
         return connection
 
-    def _ask(self, make: Any, timeout: float | None) -> wire.Reply:
-        connection = self._connection()
+    def _ask(self, connection: Connection, make: Callable[[int], wire.Request], timeout: float | None) -> wire.Reply:
         call = connection.next_call()
         with _Calls(connection, {call}):
             connection.send(make(call))

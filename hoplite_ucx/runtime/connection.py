@@ -21,6 +21,9 @@ _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _FD = struct.Struct("i")
 _TIMEVAL = struct.Struct("ll")
 _ROOM_FOR_FDS = socket.CMSG_SPACE(64 * _FD.size)
+# As plain numbers: what enumerations do with every "&" takes longer than the system call.
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED = int(socket.MSG_CTRUNC)
 
 PING = 0
 """The call number of pings; calls count from one."""
@@ -115,7 +118,7 @@ class Connection:
     def _read(self) -> bool:
         """Read what there is; False if nothing came for a second."""
         try:
-            data, beside, flags, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, beside, flags, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, _CLOEXEC)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -124,7 +127,7 @@ class Connection:
         for level, kind, content in beside:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._fds.extend(_FD.unpack_from(content, at)[0] for at in range(0, len(content), _FD.size))
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             self.close()
             detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"
             raise Failure(FailureKind.STORE_FULL, detail, remedy).exception()

@@ -27,6 +27,8 @@ Size: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 _MAX_DIMENSIONS = 64
 _MAX_DEPTH = 64
+_SHORT = 256
+"""Layouts of up to so many bytes are remembered: those of one array, mostly."""
 
 
 class Leaf(Struct, frozen=True, array_like=True):
@@ -94,8 +96,19 @@ def encode_layout(layout: Layout) -> bytes:
     return _encoder.encode(layout)
 
 
+@lru_cache(256)
+def array_layout(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tuple[Leaf, bytes]:
+    """The layout of an object that is one array: programs put arrays of the same few forms again and again."""
+    leaf = Leaf(describe_dtype(dtype), shape, fortran)
+    return leaf, encode_layout(ArrayLayout(leaf))
+
+
 def decode_layout(data: bytes, size: int) -> Layout:
     """The layout of an object of `size` bytes; refused if any part of it would lie outside."""
+    return _decode_again(data, size) if len(data) <= _SHORT else _decode_layout(data, size)
+
+
+def _decode_layout(data: bytes, size: int) -> Layout:
     try:
         layout = _decoder.decode(data)
         for start, length in _extents(layout):
@@ -107,6 +120,9 @@ def decode_layout(data: bytes, size: int) -> Layout:
         )
         raise failure.exception() from error
     return layout
+
+
+_decode_again = lru_cache(256)(_decode_layout)
 
 
 def _extents(layout: Layout) -> Iterator[tuple[int, int]]:

@@ -22,6 +22,7 @@ from hoplite_ucx.runtime.layout import (
     Leaf,
     TreeLayout,
     aligned,
+    array_layout,
     decode_layout,
     describe_dtype,
     encode_layout,
@@ -69,8 +70,8 @@ class Encoded:
 def encode(value: object) -> Encoded:
     """Look at a value and decide how it travels. Nothing is copied yet, except what pickle keeps to itself."""
     if _is_plain_array(value):
-        leaf = _leaf(value, 0)
-        return Encoded(leaf.nbytes(), encode_layout(ArrayLayout(leaf)), arrays=[(leaf, value)])
+        leaf, layout = array_layout(value.dtype, value.shape, _is_fortran(value))
+        return Encoded(value.nbytes, layout, arrays=[(leaf, value)])
     if isinstance(value, dict | list | tuple):
         arrays: list[Array] = []
         structure = _structure(value, arrays, 0)
@@ -117,8 +118,11 @@ def _is_plain_array(value: object) -> TypeGuard[Array]:
 
 
 def _leaf(array: Any, offset: int) -> Leaf:
-    fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-    return Leaf(describe_dtype(array.dtype), array.shape, fortran, offset)
+    return Leaf(describe_dtype(array.dtype), array.shape, _is_fortran(array), offset)
+
+
+def _is_fortran(array: Any) -> bool:
+    return bool(array.flags.f_contiguous and not array.flags.c_contiguous)
 
 
 def _read_only(leaf: Leaf, memory: memoryview) -> Array:

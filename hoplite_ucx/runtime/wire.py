@@ -230,6 +230,7 @@ class Frames:
     def feed(self, data: bytes) -> list[bytes]:
         if self._rest:
             data = self._rest + data
+            self._rest = b""
         frames = []
         start, end = 0, len(data)
         while end - start >= _LENGTH.size:
@@ -241,7 +242,8 @@ class Frames:
                 break
             frames.append(data[begin : begin + length])
             start = begin + length
-        self._rest = data[start:]
+        if start < end:
+            self._rest = data[start:]
         return frames
 
 

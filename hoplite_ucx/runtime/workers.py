@@ -81,13 +81,10 @@ class Workers:
         dispatch: Callable[[NodeEvent], None],
         greeting: Callable[[], wire.Greeting],
         status: Callable[[bool], dict[str, Any]],
-        is_stored: Callable[[CallId], bool],
     ) -> None:
-        """`is_stored` tells of a put of this node whether its bytes are in the store."""
         self._dispatch = dispatch
         self._greeting = greeting
         self._status = status
-        self._is_stored = is_stored
         self.store: Store
         self.inline_limit = 0
         self._loop = asyncio.get_running_loop()
@@ -227,30 +224,8 @@ class Workers:
             session.send(wire.Refused(put.call, Failure(FailureKind.INVALID, detail, "correct the call", put.ref)))
             return
         call = self._begin(session, put.call, put.data)
-        if inline and put.fresh:
-            self._put_fresh(call, put)
-        else:
-            data = put.data if inline else None
-            self._dispatch(PutCall(call, put.ref, put.size, put.layout, data, _deadline(put.timeout)))
-
-    def _put_fresh(self, call: CallId, put: wire.PutRequest) -> None:
-        """A small object under a new name is put when this node has it: nothing that the directory could answer would
-        change that, whenever it answers. Only if there is no room for it the caller must wait."""
-        self._dispatch(PutCall(call, put.ref, put.size, put.layout, put.data, None))
-        entry = self._calls.get(call)
-        if entry is None:
-            return  # refused
-        if self._is_stored(call):
-            self._reply(call, lambda number: wire.Stored(number, False))
-        elif put.timeout is not None:
-            self._loop.call_later(put.timeout, self._no_room_in_time, call, put.ref)
-
-    def _no_room_in_time(self, call: CallId, ref: bytes) -> None:
-        entry = self._calls.get(call)
-        if entry is not None:
-            detail, remedy = "there was no room for it in the time given", "delete objects, or raise the store's limit"
-            self._reply(call, lambda number: wire.Refused(number, Failure(FailureKind.STORE_FULL, detail, remedy, ref)))
-            self._dispatch(CancelCall(call))
+        data = put.data if inline else None
+        self._dispatch(PutCall(call, put.ref, put.size, put.layout, data, _deadline(put.timeout), put.fresh))
 
     def _put_ready(self, ready: PutReady) -> None:
         entry = self._calls.get(ready.call)
@@ -396,12 +371,26 @@ class WorkerSession:
         if self._closed:
             return
         data = wire.frame(reply)
+        if fd is None and not self._out and self._sent_whole(data):
+            return
         self._out.append((memoryview(data), fd))
         self._unsent += len(data)
         if len(self._out) == 1:
             self._flush()
         if self._unsent > _MAX_UNSENT:
             self.close()  # it does not read
+
+    def _sent_whole(self, data: bytes) -> bool:
+        """What nearly always happens: all of it goes at once. A beginning that went is not to go again."""
+        try:
+            sent = self._connection.send(data)
+        except OSError:
+            return False  # trying again tells which
+        if sent < len(data):
+            self._out.append((memoryview(data)[sent:], None))
+            self._unsent += len(data) - sent
+            self._loop.add_writer(self._connection, self._writable)
+        return True
 
     def close(self) -> None:
         if not self._closed:

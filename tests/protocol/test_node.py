@@ -19,9 +19,11 @@ from hoplite_ucx.protocol.events import (
     DisconnectDirectory,
     Fill,
     Free,
+    FromDirectory,
     GetCall,
     Got,
     NodeEffect,
+    NodeEvent,
     PeerLost,
     PutCall,
     PutDone,
@@ -137,6 +139,45 @@ def test_a_small_put_carries_its_bytes_and_is_done_when_it_is_accepted() -> None
         SendDirectory(Put(5, R, 3, b"", b"abc")),
     ]
     assert n.directory(PutAccepted(5, V, existing=False)) == [PutDone(5, V, existing=False)]
+
+
+def test_a_small_put_under_a_fresh_ref_is_done_before_the_directory_hears_of_it() -> None:
+    n = NodeDriver()
+    assert n.handle(PutCall(5, R, 3, b"", b"abc", None, fresh=True)) == [
+        Allocate(1, 3),
+        Fill(1, b"abc"),
+        PutDone(5, None, existing=False),
+        SendDirectory(Put(5, R, 3, b"", b"abc")),
+    ]
+    assert n.directory(PutAccepted(5, V, existing=False)) == []
+    assert n.only(n.handle(GetCall(6, R, None)), Got).version == V
+
+
+def test_a_fresh_put_that_comes_to_nothing_later_is_not_answered_twice() -> None:
+    n = NodeDriver()
+    n.handle(PutCall(5, R, 3, b"", b"abc", None, fresh=True))
+    failure = Failure(FailureKind.DELETED, "", "", R)
+    assert n.directory(PutRefused(5, failure)) == [Free(1)]
+
+
+def test_a_second_get_of_a_small_object_does_not_travel() -> None:
+    n = NodeDriver()
+    assert n.handle(GetCall(6, R, None)) == [SendDirectory(Want(R))]
+    assert n.directory(Inline(V, b"layout", b"abc")) == [Got(6, V, b"layout", 3, None, b"abc")]
+    assert n.handle(GetCall(7, R, None)) == [Got(7, V, b"layout", 3, None, b"abc")]
+    assert n.handle(WaitCall(8, (R,), 1, None)) == [Waited(8, (R,), ())]
+
+
+@pytest.mark.parametrize(
+    "ends", [FromDirectory(Drop(V)), FromDirectory(Failed(R, Failure(FailureKind.DELETED, "", "", R))), DirectoryLost()]
+)
+def test_what_came_with_an_answer_is_kept_until_the_directory_says_so_or_is_gone(ends: NodeEvent) -> None:
+    n = NodeDriver()
+    n.handle(GetCall(6, R, None))
+    n.directory(Inline(V, b"layout", b"abc"))
+    n.handle(ends)
+    assert not [effect for effect in n.handle(GetCall(7, R, None)) if isinstance(effect, Got)]
+    assert len(n.state.fetching.kept) == 0
 
 
 def test_a_put_of_what_exists_frees_what_it_took() -> None:

@@ -16,6 +16,7 @@ Rules kept here:
 import enum
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
@@ -101,6 +102,8 @@ class Broadcast:
         self.origin: Origin | None = None
         """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
+        self.readers: dict[NodeId, None] = {}
+        """Nodes that were sent the inline bytes, and may keep them as long as they are not told to drop them."""
         self.producer: NodeId | None = None
         self.start = 0
         """The producer has nothing below this. Only a slot's that was taken over, see `hosts`."""
@@ -112,7 +115,11 @@ class Broadcast:
         self._no_senders = False  # nobody can send to anyone, until something changes
         self._orders = 0
         self._bandwidth = bandwidth
-        self.pool = SenderPool(version.ref, self._choose_granule(), world.costs)
+
+    @cached_property
+    def pool(self) -> SenderPool:
+        """Who can send it to whom. What comes with the directory's answer is never streamed, and needs none."""
+        return SenderPool(self.version.ref, self._choose_granule(), self._world.costs)
 
     # --- what is known -----------------------------------------------------------------------------------------
 
@@ -182,10 +189,11 @@ class Broadcast:
         elif node in self.receivers:
             self._measure(self.receivers[node])
             self._detach(self._forget_receiver(node))
-        if node in self.pool.locations:
-            self.pool.set_finish(node, self._world.now)
-        else:
-            self.pool.add(node, member.nic, self._world.now, 0)
+        if self.inline is None:
+            if node in self.pool.locations:
+                self.pool.set_finish(node, self._world.now)
+            else:
+                self.pool.add(node, member.nic, self._world.now, 0)
         self.copies[node] = member
         self.reconsider()
         self._world.tell(self.version.ref, "{} is complete at {}", self.version, label(node))
@@ -222,6 +230,7 @@ class Broadcast:
     def forget_node(self, node: NodeId) -> None:
         """The node is gone, with its copy and with its slots."""
         self.remove(node)
+        self.readers.pop(node, None)
         for key in self.keys_of(node):
             self.forget(key)
 
@@ -253,14 +262,31 @@ class Broadcast:
         """The version is over. Hosts' accounts are settled and everyone who has a byte of it is told."""
         for node in self.nodes():
             self._world.send(node, Drop(self.version))
+        self.drop_kept()
         for key in list(self.receivers):
             self._detach(self._forget_receiver(key))
-        for node in list(self.pool.locations):
-            self.pool.remove(node)
+        if self.inline is None:
+            for node in list(self.pool.locations):
+                self.pool.remove(node)
         self.copies.clear()
         self.producer = None
 
+    def drop_kept(self) -> None:
+        """Nobody may give it out any more from what was sent with an answer."""
+        told = set(self.nodes())
+        for node in self.readers:
+            if node not in told:
+                self._world.send(node, Drop(self.version))
+        self.readers.clear()
+
     # --- receivers ---------------------------------------------------------------------------------------------
+
+    def give(self, member: Member, into: bytes = NO_SLOT) -> None:
+        """Send the bytes with the answer."""
+        assert self.inline is not None
+        if not into:
+            self.readers[member.node] = None
+        self._world.send(member.node, Inline(self.version, self.layout, self.inline, into))
 
     def want(self, member: Member, watermark: int = 0, into: bytes = NO_SLOT) -> None:
         key = receiver_key(member.node, into)
@@ -393,16 +419,17 @@ class Broadcast:
         if self._no_senders or not self.has_root() or (self.stripes and not self.copies):
             return
         now = self._world.now
-        self.pool.granule = self._choose_granule()
+        if self.inline is None:
+            self.pool.granule = self._choose_granule()
         regrouping = bool(self._expected) and now < self._regroup_until
         for receiver in sorted(self._waiting.values(), key=self._turn):
             member = receiver.member
             full = member.receiving >= member.streams_in and self.counts(receiver.key)
             if (regrouping and receiver.watermark) or not member.connected or full:
                 continue
-            if receiver.into and self.inline is not None:
+            if self.inline is not None:
                 self._forget_receiver(receiver.key)
-                self._world.send(member.node, Inline(self.version, self.layout, self.inline, receiver.into))
+                self.give(member, receiver.into)
                 continue
             plan = self.choose_sender(receiver)
             if plan is None:
@@ -560,7 +587,7 @@ class Broadcast:
 
     def _drop_location(self, node: NodeId) -> None:
         """A node that is no location any more leaves the pool; its children must find another sender."""
-        if node not in self.pool.locations:
+        if self.inline is not None or node not in self.pool.locations:
             return
         for child in list(self._children(node)):
             self._halt(self.receivers[child])

@@ -193,17 +193,21 @@ def _check_stripes(directory: "Directory", record: "Record", broadcast: Broadcas
 def _check_roles(record: "Record", broadcast: Broadcast) -> None:
     """A node is one of copy, producer, receiver; whoever is one is involved, and whoever can send is in the pool."""
     version, copies, receivers, producer = broadcast.version, broadcast.copies, broadcast.receivers, broadcast.producer
-    locations = broadcast.pool.locations
+    streamed = broadcast.inline is None
+    locations = broadcast.pool.locations if streamed else {}
     both = copies.keys() & receivers.keys()
     assert not both, f"{version}: {_labels(both)} have it and yet receive it"
     for node, member in copies.items():
         assert record.nodes.get(node) is member, f"{version}: {label(node)} has a copy but is not involved"
-        assert node in locations, f"{version}: {label(node)} has a copy but is not in the pool"
+        assert not streamed or node in locations, f"{version}: {label(node)} has a copy but is not in the pool"
     if producer is not None:
         assert producer not in copies, f"{version}: the producer {label(producer)} is a copy too"
         assert producer not in receivers, f"{version}: the producer {label(producer)} receives"
         assert producer in record.nodes, f"{version}: the producer {label(producer)} is not involved"
         assert producer in locations, f"{version}: the producer {label(producer)} is not in the pool"
+    for reader in broadcast.readers:
+        assert not streamed, f"{version}: {label(reader)} was sent inline bytes that there are none of"
+        assert reader in record.nodes, f"{version}: {label(reader)} was sent the bytes but is not involved"
     strangers = locations.keys() - copies.keys() - set(_stores(receivers)) - {producer}
     assert not strangers, f"{version}: {_labels(strangers)} are in the pool without having any of it"
     for key, receiver in receivers.items():

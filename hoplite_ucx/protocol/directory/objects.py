@@ -27,7 +27,6 @@ from hoplite_ucx.protocol.messages import (
     Copy,
     Drop,
     Failed,
-    Inline,
     Origin,
     Over,
     Partial,
@@ -314,7 +313,7 @@ class Objects:
         elif broadcast is None or self._waits_outside(record, broadcast, member):
             record.waiting[member.node] = member
         elif broadcast.inline is not None:
-            self.world.send(member.node, Inline(broadcast.version, broadcast.layout, broadcast.inline))
+            broadcast.give(member)
         else:
             broadcast.want(member)
 
@@ -442,6 +441,7 @@ class Objects:
         for node in getters:
             broadcast.forget(node)
             self.world.send(node, Drop(broadcast.version))
+        broadcast.drop_kept()
         self.look_at(record.ref)
 
     def reset(self, record: Record) -> None:

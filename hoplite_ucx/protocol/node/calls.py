@@ -56,6 +56,8 @@ class PendingPut:
     accepted: PutAccepted | None = None
     answered: bool = False
     """The user has an answer already, a failure; only the writing into the segment is still waited for."""
+    told: bool = False
+    """The user knows that it is done, and the directory is yet to name it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +140,10 @@ class Calls:
         if call.data is not None:
             self._context.emit(Fill(put.holding.segment, call.data))
             put.holding.watermark = call.size
+            if call.fresh:
+                # It is put when this node has it: nothing that the directory could answer would change that.
+                put.told = True
+                self._context.answer(PutDone(call.call, None, existing=False))
         else:
             put.holding.writing = True
             self._context.emit(PutReady(call.call, put.holding.segment))
@@ -193,13 +199,14 @@ class Calls:
                 self._context.tell_directory(Completed(accepted.version))
             self._fetching.put_here(holding)
             self._memory.review()
-        self._context.answer(PutDone(put.call.call, accepted.version, accepted.existing))
+        if not put.told:
+            self._context.answer(PutDone(put.call.call, accepted.version, accepted.existing))
 
     def _fail_put(self, put: PendingPut, failure: Failure | None) -> None:
         """End a put early; its segment stays until its writer is known to have stopped."""
         call, holding = put.call.call, put.holding
         put.answered = True
-        if failure is not None:
+        if failure is not None and not put.told:
             self._context.answer(CallFailed(call, failure))
         if put.request is not None:
             self._memory.withdraw(put.request)
@@ -220,6 +227,8 @@ class Calls:
         holding = self._memory.complete_copy(call.ref)
         if holding is not None:
             self._memory.give_out(holding, call.call)
+        elif (kept := self._fetching.kept.get(call.ref)) is not None:
+            self._fetching.give_kept(kept, call.call)
         else:
             self._set_deadline(call.call, call.deadline)
             self._fetching.get(call.ref, call.call)
@@ -239,7 +248,7 @@ class Calls:
             self._set_deadline(call.call, call.deadline)
             unknown = []
             for ref in refs:
-                if self._memory.complete_copy(ref) is not None:
+                if self._memory.complete_copy(ref) is not None or ref in self._fetching.kept:
                     wait.ready[ref] = None
                 elif ref in self._watchers:
                     self._watchers[ref][call.call] = None
