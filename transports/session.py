@@ -47,6 +47,9 @@ MAX_FRAME = 64 << 20
 CONNECT_SECONDS = 2.0
 # What may wait for a peer that does not read; a frame of the largest size always fits.
 MAX_UNSENT = 2 * MAX_FRAME
+# Frames that nobody waits for are gathered for so long, and no more than so many of them.
+LATER_SECONDS = 0.002
+_MOST_LATER = 64
 # How long what was sent before a close may take to leave.
 FLUSH_SECONDS = 1.0
 # Connections that may be in the handshake at once; others wait in the kernel's queue.
@@ -79,6 +82,8 @@ class Session(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._rest = bytearray()
         self._needed = _LENGTH.size  # bytes of `_rest` before there is anything to do
+        self._later: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._open = False
         self._error: TransportError | None = None
 
@@ -92,6 +97,8 @@ class Session(asyncio.Protocol):
             return
         if len(frame) > self._max_frame:
             raise ValueError(f"a frame of {len(frame)} bytes is longer than {self._max_frame}")
+        if self._later:
+            self.flush()
         if len(frame) <= _COPY_LIMIT:
             self._transport.write(_LENGTH.pack(len(frame)) + frame)
         else:
@@ -105,9 +112,31 @@ class Session(asyncio.Protocol):
                 )
             )
 
+    def send_later(self, frame: bytes) -> None:
+        """Send a frame that nobody waits for: with others, before the next that someone waits for, in a moment."""
+        if not self._open:
+            return
+        self._later.append(_LENGTH.pack(len(frame)) + frame)
+        if len(self._later) >= _MOST_LATER:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATER_SECONDS, self._flush_in_time)
+
+    def flush(self) -> None:
+        """Send what was to go later."""
+        if self._later and self._transport is not None:
+            frames, self._later = self._later, []
+            self._transport.write(b"".join(frames))
+
+    def _flush_in_time(self) -> None:
+        self._timer = None
+        if self._open:
+            self.flush()
+
     def close(self) -> None:
         """Close after what was sent before; no frame is delivered any more."""
         if self._open and self._transport is not None:
+            self.flush()
             self._open = False
             self._transport.close()
             asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._transport.abort)
@@ -171,6 +200,9 @@ class Session(asyncio.Protocol):
             self._error = ConnectionLostError(reason, self.peer.address, "check whether the process there still runs")
         self._transport = None
         self._rest.clear()
+        self._later.clear()
+        if self._timer is not None:
+            self._timer.cancel()
         self.on_closed(self._error)
 
 

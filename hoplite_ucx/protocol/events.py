@@ -57,8 +57,11 @@ DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | Tick
 
 
 class SendNode(_Local, frozen=True):
+    """`patient`: nobody waits for it, and it may go with what is said next; but not after that."""
+
     node: NodeId
     message: ToNode
+    patient: bool = False
 
 
 class Probe(_Local, frozen=True):

@@ -65,13 +65,14 @@ class _ToDirectory(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Put(_ToDirectory, frozen=True):
-    """The node begins to put an object; small ones carry their bytes."""
+    """The node begins to put an object; small ones carry their bytes. `told`: its user does not wait for the answer."""
 
     call: Call
     ref: Ref
     size: Bytes
     layout: Layout
     data: Data | None = None
+    told: bool = False
 
 
 class Delete(_ToDirectory, frozen=True):

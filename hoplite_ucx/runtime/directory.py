@@ -30,7 +30,7 @@ from hoplite_ucx.protocol.events import (
     Tick,
 )
 from hoplite_ucx.protocol.ids import NodeId, identity_of, label
-from hoplite_ucx.protocol.messages import Join, Rejected, decode_to_directory, encode, malformed
+from hoplite_ucx.protocol.messages import Join, Put, Rejected, decode_to_directory, encode, malformed
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.refusals import tell_refused
 from hoplite_ucx.runtime.waking import Waker, now
@@ -108,7 +108,7 @@ class DirectoryServer:
     def _send(self, effect: SendNode) -> None:
         session = self._sessions.get(effect.node)
         if session is not None:
-            session.send(encode(effect.message))
+            (session.send_later if effect.patient else session.send)(encode(effect.message))
 
     def _disconnect(self, effect: Disconnect) -> None:
         session = self._sessions.pop(effect.node, None)
@@ -154,6 +154,8 @@ class DirectoryServer:
                 if old is not None:
                     old.close()
             if self._sessions.get(joined) is session:
+                if type(message) is not Put:
+                    session.flush()  # it may be about what the node is yet to hear of
                 self.dispatch(FromNode(joined, message))
 
         def on_closed(_: TransportError | None) -> None:

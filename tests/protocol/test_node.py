@@ -147,7 +147,7 @@ def test_a_small_put_under_a_fresh_ref_is_done_before_the_directory_hears_of_it(
         Allocate(1, 3),
         Fill(1, b"abc"),
         PutDone(5, None, existing=False),
-        SendDirectory(Put(5, R, 3, b"", b"abc")),
+        SendDirectory(Put(5, R, 3, b"", b"abc", told=True)),
     ]
     assert n.directory(PutAccepted(5, V, existing=False)) == []
     assert n.only(n.handle(GetCall(6, R, None)), Got).version == V

@@ -118,6 +118,28 @@ def test_frames_keep_their_order_both_ways(run: Callable[..., None]) -> None:
     run(work())
 
 
+def test_what_nobody_waits_for_goes_with_the_next_frame_or_after_a_moment(run: Callable[..., None]) -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            mine = End()
+            session = await connect(server.address, Identity(2, TOKEN), Kind.PEER, mine.made)
+            session.send_later(b"first")
+            session.send_later(b"second")
+            session.send(b"third")
+            await server.end.until(lambda: len(server.end.frames) == 3)
+            session.send_later(b"alone")
+            await server.end.until(lambda: len(server.end.frames) == 4)
+            for number in range(200):
+                session.send_later(b"%d" % number)
+            session.close()
+            session.send_later(b"too late")
+            await server.end.until(lambda: server.end.closes)
+            many = [b"%d" % number for number in range(200)]
+            assert server.end.frames == [b"first", b"second", b"third", b"alone", *many]
+
+    run(scenario())
+
+
 def test_a_session_closed_by_a_handler_delivers_nothing_more(run: Callable[..., None]) -> None:
     async def work() -> None:
         async with serving() as server:

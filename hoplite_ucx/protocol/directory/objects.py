@@ -20,6 +20,7 @@ from hoplite_ucx.protocol.directory.slots import Slot
 from hoplite_ucx.protocol.directory.tombstones import Tombstones
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure
+from hoplite_ucx.protocol.events import SendNode
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
 from hoplite_ucx.protocol.messages import (
     Bind,
@@ -181,7 +182,7 @@ class Objects:
             broadcast.add_copy(member)
         else:
             broadcast.produce(member)
-        self.world.send(member.node, PutAccepted(put.call, version, existing=False))
+        self.world.emit(SendNode(member.node, PutAccepted(put.call, version, existing=False), patient=put.told))
         waiting, record.waiting = record.waiting, {}
         for waiter in waiting.values():
             self.serve(record, waiter)

@@ -443,7 +443,7 @@ class Calls:
 
 
 def _offer(call: PutCall) -> Put:
-    return Put(call.call, call.ref, call.size, call.layout, call.data)
+    return Put(call.call, call.ref, call.size, call.layout, call.data, told=call.fresh and call.data is not None)
 
 
 def _submission(call: ReduceCall) -> Reduce:
