@@ -135,11 +135,13 @@ class Connection:
             self.close()
             raise _gone("the agent is gone")
         try:
-            replies = [wire.decode_reply(frame) for frame in self._frames.feed(data)]
+            for frame in self._frames.feed(data):
+                reply = wire.decode_reply(frame)
+                if not _is_pong(reply):
+                    self._replies.append(reply)
         except HopliteError:
             self.close()
             raise
-        self._replies.extend(reply for reply in replies if not _is_pong(reply))
         return True
 
 

@@ -134,7 +134,8 @@ def run(serve: Serve, parent: int, *, tied_to_thread: bool) -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # it died, or gave up
-    # What lives here lives long, and hardly any of it is a cycle: look for those seldom.
+    # What lives here lives long, and hardly any of it is a cycle: look for those seldom, and not in what was loaded.
+    gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(serve, json.loads(line), parent))

@@ -130,16 +130,16 @@ class NodeState:
         match event:
             case FromDirectory(message):
                 self._on_directory_message(message)
+            case GetCall():
+                self.calls.get(event)
+            case PutCall():
+                self.calls.put(event)
             case FromPeer(peer, message):
                 self._on_peer_message(peer, message)
             case ReceiveClosed():
                 self.fetching.closed(event)
             case ServeClosed(stream):
                 self.serving.closed(stream)
-            case GetCall():
-                self.calls.get(event)
-            case PutCall():
-                self.calls.put(event)
             case PutFinished(call):
                 self.calls.put_finished(call)
             case WaitCall():
