@@ -12,6 +12,8 @@ from hoplite_ucx.protocol.settings import Settings
 
 # A pipeline of `depth` hops then spends about 1/32 of the transfer filling itself.
 _GRANULES_PER_HOP = 32
+# Whole pages: a chunk that ends in the middle of an element leaves a few bytes for a frame of their own.
+_GRANULE_ALIGNMENT = 4096
 # Measured: up to here stripes were never slower than the best of the other ways, from 64 KiB on.
 _MOST_STRIPES = 16
 _LEAST_STRIPE = 1024
@@ -36,8 +38,8 @@ def choose_granule(size: int, depth: int, bandwidth: float, settings: Settings) 
     by_depth = size / (_GRANULES_PER_HOP * max(1, depth))
     by_handover = settings.handover * bandwidth
     by_sender = math.sqrt(settings.sender_cost * bandwidth * size / max(1, depth))
-    wanted = max(by_depth, by_handover, by_sender, settings.min_granule)
-    return max(1, min(int(wanted), settings.max_granule, size))
+    wanted = math.ceil(max(by_depth, by_handover, by_sender, settings.min_granule))
+    return max(1, min(wanted + -wanted % _GRANULE_ALIGNMENT, settings.max_granule, size))
 
 
 def hop_delay(granule: int, bandwidth: float, costs: Costs) -> float:

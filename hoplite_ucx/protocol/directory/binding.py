@@ -103,7 +103,7 @@ class Binding(Hosts, ABC):
             return  # asked when that is so: what the getter has would be lost if it were asked in vain
         size = self._size if slot.cut is None else slot.cut[1]
         if slot.version is None:
-            slot.version = self._objects.begin_output(slot.ref, size, self._layout, host)
+            slot.version = self._objects.begin_output(slot.ref, size, self._layout, host, self._size)
         slot.start = received or self._lowest_needed(slot)  # which depends on who else could be asked
         slot.lacks = 0 if received else slot.start
         slot.host = host
@@ -237,7 +237,7 @@ class Binding(Hosts, ABC):
         if target is None:
             outputs = [(self.slots[ref], self._objects.version_of(ref)) for ref in root.parts]
             sizes = [(version, slot.cut[1]) for slot, version in outputs if slot.cut is not None]
-            root.version = self._objects.begin_output(root.ref, self._size, self._layout, None)
+            root.version = self._objects.begin_output(root.ref, self._size, self._layout, None, self._size)
             root.bound = True
             target = self._objects.record(root.ref).broadcast
             assert target is not None

@@ -99,6 +99,8 @@ class Broadcast:
         for: else it could hold what others wait for while it waits for a stream."""
         self.stripes: tuple[Stripe, ...] = ()
         """What the object can be put together from, while that can be had."""
+        self.whole = size
+        """Of a stripe, the size of all: while a granule of one is on its way, the others fill the links."""
         self.origin: Origin | None = None
         """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
@@ -493,7 +495,7 @@ class Broadcast:
 
     def _choose_granule(self) -> int:
         """The tree may come to span the cluster as it is now; a granule for that depth costs shallow trees nothing."""
-        return choose_granule(self.size, len(self._members) - 1, self._bandwidth, self._world.settings)
+        return choose_granule(self.whole, len(self._members) - 1, self._bandwidth, self._world.settings)
 
     def _begin_stream(self, receiver: Receiver, plan: Plan) -> None:
         member, sender = receiver.member, self._members[plan.sender]

@@ -190,13 +190,15 @@ class Objects:
         self.source_changed(record.ref)  # a reduction that gave up for want of it may hope again
         self.place(record)
 
-    def begin_output(self, ref: bytes, size: int, layout: bytes, host: Member | None) -> Version:
-        """A slot begins a version of its output; without a host it is gathered from others'."""
+    def begin_output(self, ref: bytes, size: int, layout: bytes, host: Member | None, whole: int) -> Version:
+        """A slot begins a version of its output, which is all or a stripe of `whole` bytes; without a host it is
+        gathered from others'."""
         record = self.record(ref)
         version = self.new_version(ref)
         rate = self.members.bandwidth() if host is None else host.nic.up
         record.broadcast = self._broadcast_type(self.world, self.members, version, size, layout, rate)
         record.broadcast.counted = not record.is_stripe()
+        record.broadcast.whole = whole
         record.broadcast.sealed = False
         return version
 
