@@ -151,6 +151,13 @@ class SelectingTransport(Transport):
                 self._attempts.pop(stream, None)
             raise
 
+    def prepare(self, sender: int, address: str) -> None:
+        """Open a TCP link to a sender before there is a stream. UCX's are opened when they are needed."""
+        with suppress(ValueError):  # what the sender called its address is none
+            choice = self._choices[sender] = self._selection.choose(sender, address)
+            if choice.ucx is None:
+                self._tcp.prepare(sender, address)
+
     def cancel_receive(self, stream: StreamKey) -> None:
         with self._lock:
             if (attempt := self._attempts.get(stream)) is not None:

@@ -48,12 +48,13 @@ from hoplite_ucx.protocol.events import (
     Tick,
     Window,
 )
-from hoplite_ucx.protocol.ids import StreamId, identity_of, label, node_id
+from hoplite_ucx.protocol.ids import NodeId, StreamId, identity_of, label, node_id
 from hoplite_ucx.protocol.messages import Leave, StreamFault, StreamRefused, Welcome, decode_to_node, encode
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.addresses import host_towards
 from hoplite_ucx.runtime.history import ReceivedStream, StreamHistory
+from hoplite_ucx.runtime.introductions import introduced
 from hoplite_ucx.runtime.kernels import Kernel, combine_bytes
 from hoplite_ucx.runtime.local import LocalStreams
 from hoplite_ucx.runtime.peers import PeerSessions
@@ -271,6 +272,9 @@ class Agent:
             self.dispatch(DirectoryLost())
 
     def _from_directory(self, session: Session, frame: bytes) -> None:
+        if others := introduced(frame):
+            self._meet(others)
+            return
         try:
             message = decode_to_node(frame)
         except HopliteError:
@@ -280,6 +284,13 @@ class Agent:
             if isinstance(message, Welcome):
                 self._workers.inline_limit = message.settings.inline_limit
             self.dispatch(FromDirectory(message))
+
+    def _meet(self, others: list[tuple[NodeId, str]]) -> None:
+        """Open the ways on which bytes of these nodes may come."""
+        for node, address in others:
+            if not self._is_me(node):
+                self._peers.ensure(node, address)
+                self._transport.prepare(identity_of(node), address)
 
     def _directory_closed(self, session: Session) -> None:
         if self._directory is session:

@@ -32,6 +32,7 @@ from hoplite_ucx.protocol.events import (
 from hoplite_ucx.protocol.ids import NodeId, identity_of, label
 from hoplite_ucx.protocol.messages import Join, Put, Rejected, decode_to_directory, encode, malformed
 from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.introductions import MOST, introduction
 from hoplite_ucx.runtime.refusals import tell_refused
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.transports.errors import TransportError
@@ -157,6 +158,8 @@ class DirectoryServer:
                 if type(message) is not Put:
                     session.flush()  # it may be about what the node is yet to hear of
                 self.dispatch(FromNode(joined, message))
+            if isinstance(message, Join):
+                self._introduce(message)
 
         def on_closed(_: TransportError | None) -> None:
             if joined is not None and self._sessions.get(joined) is session:
@@ -165,6 +168,16 @@ class DirectoryServer:
 
         session.on_frame = on_frame
         session.on_closed = on_closed
+
+    def _introduce(self, newcomer: Join) -> None:
+        """Let those who are there and a newcomer know each other, if they are few."""
+        others = [member for member in self.machine.members if member.node != newcomer.node]
+        if newcomer.node not in self._sessions or len(others) > MOST:
+            return
+        self._sessions[newcomer.node].send(introduction([(other.node, other.address) for other in others]))
+        for other in others:
+            if other.node in self._sessions:
+                self._sessions[other.node].send(introduction([(newcomer.node, newcomer.address)]))
 
     def status(self) -> dict[str, Any]:
         """What people want to know of the cluster."""

@@ -1,7 +1,8 @@
 """Slots: parts combined in order, each only as far as the one before it, into a segment, as the bytes come.
 
-Bytes that stream in are combined on the thread that received them; what a change of a local segment makes possible is
-done on the combiner's own thread, never on the loop. The first part, when it streams in, is received straight into the
+Bytes that stream in are combined on the thread that received them, and so is what that makes possible in other slots of
+this node; what is possible from the start, or because a worker's put goes on, is done on the combiner's own thread,
+never on the loop. The first part, when it streams in, is received straight into the
 output; a local one is read where it is. Every further stream has a ring of bounded size, and its sender is held back
 while the ring is full.
 
@@ -35,8 +36,13 @@ class Combiner:
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1, "hoplite-combine")
+        self._loop = threading.get_ident()
         self._rings: list[Bytes] = []
         self._lock = threading.Lock()
+
+    def is_loop(self) -> bool:
+        """Whether this is the thread that made the combiner: it has other things to do than to combine."""
+        return threading.get_ident() == self._loop
 
     def take_ring(self, size: int) -> Bytes:
         if size >= RING:
@@ -104,7 +110,7 @@ class Slot:
             return
         for part in self._parts:
             if part.segment is not None:
-                part.segment.subscribe(self._advance_soon)
+                part.segment.subscribe(self._risen)
         self._advance_soon()
 
     def supply(self, index: int, data: bytes) -> None:
@@ -134,6 +140,13 @@ class Slot:
             self._let_go()
 
     # --- combining ---------------------------------------------------------------------------------------------
+
+    def _risen(self) -> None:
+        """A part that is here has grown. Who made it grow goes on with it: a change of threads costs more."""
+        if self._combiner.is_loop():
+            self._advance_soon()
+        else:
+            self.advance()
 
     def _advance_soon(self) -> None:
         with suppress(RuntimeError):  # the node is closing
@@ -229,7 +242,7 @@ class Slot:
     def _let_go(self) -> None:
         for part in self._parts:
             if part.segment is not None:
-                part.segment.unsubscribe(self._advance_soon)
+                part.segment.unsubscribe(self._risen)
 
     # --- streams, by their sinks -------------------------------------------------------------------------------
 

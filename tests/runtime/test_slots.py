@@ -254,3 +254,18 @@ def test_a_kernel_that_raises_ends_the_slot_and_is_told_once(combiner: Combiner)
     assert [str(error) for error in output.failed] == ["no room"]
     assert output.segment.watermark() == 0
     assert sink.end() == 0
+
+
+def test_what_grows_on_another_thread_is_combined_there(combiner: Combiner) -> None:
+    """A stripe that this node makes is copied into the target by whoever received its last part."""
+    data = np.resize(np.arange(256, dtype=np.uint8), 1 << 20)
+    made, copied = segment(size=data.nbytes), segment(size=data.nbytes)
+    made.memory[:] = data.tobytes()
+    ended_on: list[int] = []
+    Slot(combiner, copied, None, [made], lambda: ended_on.append(threading.get_ident()), pytest.fail)
+    combiner.executor.submit(lambda: None).result()  # what was possible from the start is over
+    receiver = threading.Thread(target=lambda: made.raise_watermark(data.nbytes))
+    receiver.start()
+    receiver.join()
+    assert ended_on == [receiver.ident]
+    assert np.array_equal(copied.array, data)

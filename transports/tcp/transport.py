@@ -6,6 +6,7 @@ to `adopt`. Between two nodes there are at most two links, one each way, with on
 
 import socket
 import time
+from contextlib import suppress
 
 from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.handshake import Identity, Peer
@@ -79,6 +80,13 @@ class TcpTransport(Transport):
                 return
             self._links.receiving_ended(link)
         incoming.close(Fault.BROKEN)
+
+    def prepare(self, sender: int, address: str) -> None:
+        """Open the link to a sender before there is a stream, if that can be done; else nothing happens."""
+        with suppress(ValueError, *_EXHAUSTED), self._links.lock:
+            parse_address(address)
+            if not self._closed and sender not in self._links.receiving:
+                self._new_receiving_link(sender, address)
 
     def cancel_receive(self, stream: StreamKey) -> None:
         for link in list(self._links.receiving.values()):
