@@ -255,6 +255,19 @@ def test_a_stripe_that_is_lost_after_the_decision_is_not_needed() -> None:
 # --- losses -----------------------------------------------------------------------------------------------------
 
 
+def test_a_decided_target_is_lost_with_the_last_who_assembles_it() -> None:
+    d = Allreduce("a", "b", "c", "d")
+    d.bind_all()
+    stripes = d.assembly_of("a").stripes
+    for name, stripe in zip("abc", stripes, strict=True):
+        d.tell(name, Completed(stripe.version))
+    d.finish("b")
+    for name in "bac":  # the only copy first, then those who still put it together
+        assert ref(TARGET) in d.directory.records
+        d.handle(Probed(d[name], accepted=False))
+    assert ref(TARGET) not in d.directory.records
+
+
 def test_another_source_changes_every_stripe_and_the_target() -> None:
     d = Allreduce("a", "b", "c", "d")
     d.bind_all()

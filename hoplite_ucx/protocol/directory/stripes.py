@@ -103,6 +103,8 @@ def end_if_unused(objects: Objects, record: Record) -> None:
 def end(objects: Objects, target: Broadcast) -> None:
     """The stripes of a decided target are over. Who still assembles from them is told, and reports to the target."""
     stripes, target.stripes = target.stripes, ()
+    if stripes:
+        objects.look_at(target.version.ref)  # without them, and without a copy, it is lost
     for stripe in stripes:
         output = objects.records[stripe.version.ref]
         objects.reset(output)
