@@ -8,19 +8,35 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from select import select
-from typing import Any
+from typing import Any, Protocol
 
-from hoplite_ucx.bench.cluster import Host
-
-__all__ = ["LineProcess", "PeerError"]
+__all__ = ["Host", "LineProcess", "PeerError", "ThisHost"]
 
 _LAST_WORDS = 10.0
 
 
 class PeerError(RuntimeError):
     """A process of a measurement failed, or did not answer in time."""
+
+
+class Host(Protocol):
+    """Where a process can be started: a host of a cluster, or this one."""
+
+    @property
+    def address(self) -> str: ...
+
+    def popen(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]: ...
+
+
+class ThisHost:
+    """This machine, on loopback."""
+
+    address = "127.0.0.1"
+
+    def popen(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(arguments, **options)
 
 
 class LineProcess:

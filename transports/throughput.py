@@ -23,7 +23,7 @@ from functools import partial
 from hoplite_ucx.transports.interface import Fault, Priority
 from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint
 
-_BUFFER = 64 << 20
+BUFFER = 64 << 20
 _SECONDS = 60.0
 _KEY = (1, 1)
 
@@ -31,14 +31,14 @@ _KEY = (1, 1)
 class Cycling:
     """Source and sink of any size on a small buffer."""
 
-    def __init__(self, size: int, watermark: int = 0) -> None:
-        self._view = memoryview(bytearray(_BUFFER))
+    def __init__(self, size: int, watermark: int = 0, view: memoryview | None = None) -> None:
+        self._view = memoryview(bytearray(BUFFER)) if view is None else view
         self._size = size
         self._watermark = watermark
         self._risen: Callable[[], None] | None = None
 
     def window(self, offset: int, length: int) -> memoryview:
-        start = offset % _BUFFER
+        start = offset % BUFFER
         return self._view[start : start + length]
 
     def arrived(self, end: int) -> None:
@@ -170,21 +170,21 @@ def link_relay(size: int, granule: int) -> float:
 
 
 def _bare_source(size: int, chunk: int, read: int, write: int) -> None:
-    view = memoryview(bytearray(_BUFFER))
+    view = memoryview(bytearray(BUFFER))
     with _listen(write) as listening, listening.accept()[0] as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for at in range(0, size, chunk):
-            sock.sendall(view[at % _BUFFER : at % _BUFFER + min(chunk, size - at)])
+            sock.sendall(view[at % BUFFER : at % BUFFER + min(chunk, size - at)])
         os.read(read, 1)
 
 
 def _bare_relay(upstream: int, size: int, chunk: int, read: int, write: int) -> None:
-    view = memoryview(bytearray(_BUFFER))
+    view = memoryview(bytearray(BUFFER))
     with _listen(write) as listening, listening.accept()[0] as down:
         down.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with socket.create_connection(("127.0.0.1", upstream)) as up:
             for at in range(0, size, chunk):
-                window = view[at % _BUFFER : at % _BUFFER + min(chunk, size - at)]
+                window = view[at % BUFFER : at % BUFFER + min(chunk, size - at)]
                 up.recv_into(window, 0, socket.MSG_WAITALL)
                 down.sendall(window)
         os.read(read, 1)
@@ -197,11 +197,11 @@ def _listen(write: int) -> socket.socket:
 
 
 def _bare_pull(port: int, size: int, chunk: int) -> float:
-    view = memoryview(bytearray(_BUFFER))
+    view = memoryview(bytearray(BUFFER))
     began = time.perf_counter()
     with socket.create_connection(("127.0.0.1", port)) as sock:
         for at in range(0, size, chunk):
-            sock.recv_into(view[at % _BUFFER : at % _BUFFER + min(chunk, size - at)], 0, socket.MSG_WAITALL)
+            sock.recv_into(view[at % BUFFER : at % BUFFER + min(chunk, size - at)], 0, socket.MSG_WAITALL)
     return time.perf_counter() - began
 
 

@@ -26,7 +26,7 @@ SIZE: int = "32MiB"  # type: ignore[assignment]
 SMALL_SIZE: int = "1KiB"  # type: ignore[assignment]
 RATE: float = "1gbit"  # type: ignore[assignment]
 _DIGITS = 3
-_WIDTH = 120  # of what is no terminal
+WIDTH = 120  # of what is no terminal
 _RULES = f"it counts {PAYLOAD:g} of the rate; rounds start together and end with the last host"
 
 
@@ -46,7 +46,7 @@ def show(measurements: Iterable[Measurement], title: str, yardstick: str = "limi
         )
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = _WIDTH
+        console.width = WIDTH
     console.print(table)
     limits = {format_duration(each.limit_seconds, _DIGITS) for each in measured if each.limit_seconds is not None}
     told = f"{yardstick}: {', '.join(sorted(limits))}; {rules}" if limits else rules

@@ -33,10 +33,11 @@ CONNECT_SECONDS = 2.0
 GREETING_SECONDS = 5.0
 """The peer may have to load UCX first."""
 IDLE_SECONDS = 60.0
-MAX_CHUNK = 4 << 20
-# Pieces of a stream that are pulled ahead: this many bytes, and at least so many pieces.
-AHEAD_BYTES = 4 << 20
-AHEAD_PIECES = 4
+MAX_CHUNK = 2 << 20
+# Pieces of a stream that are pulled ahead: this many bytes, and at least so many pieces. More than the sender has under
+# way at a time, so that it never waits for a pull: pulls come late on a machine that has other things to do.
+AHEAD_BYTES = 16 << 20
+AHEAD_PIECES = 8
 # A piece that is not a whole chunk waits while more than this many are under way, lest there be many small ones.
 _SMALL_AHEAD = 1
 

@@ -27,9 +27,9 @@ __all__ = ["Outgoing", "SendingLink"]
 MAX_OPENED = 4096
 # Pulls of one stream that may wait here.
 MAX_PULLS = 4096
-# What is under way on a link at a time.
+# What is under way on a link at a time: so many bytes, and at least so many messages.
 FLIGHT_BYTES = 4 << 20
-FLIGHT_MESSAGES = 4
+FLIGHT_MESSAGES = 8
 
 
 @dataclass(slots=True)
