@@ -63,12 +63,14 @@ class ConfigurationError(TransportError, ValueError):
 
 
 class Kind(StrEnum):
-    """What a link may be asked to use. `rdma` is UCX that must find RDMA; `auto` is that if it can, else TCP."""
+    """What a link may be asked to use. `rdma` is UCX that must find RDMA; `auto` is that if it can, else TCP; `fastest`
+    is whichever of all is measured to be."""
 
     AUTO = "auto"
     TCP = "tcp"
     UCX = "ucx"
     RDMA = "rdma"
+    FASTEST = "fastest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Configuration:
     def wants_ucx(self) -> bool:
         """Whether UCX must be ready before the first link."""
         named = {self.transport, self.require, *(rule.transport for rule in self.rules)}
-        return not named.isdisjoint({Kind.UCX, Kind.RDMA})
+        return not named.isdisjoint({Kind.UCX, Kind.RDMA, Kind.FASTEST})
 
 
 def load(path: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:

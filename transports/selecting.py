@@ -36,6 +36,7 @@ from hoplite_ucx.transports.interface import (
     StreamKey,
     Transport,
 )
+from hoplite_ucx.transports.measuring import Timed
 from hoplite_ucx.transports.selection import Choice, Selection
 from hoplite_ucx.transports.tcp import TcpTransport
 from hoplite_ucx.transports.ucx.library import UcxMissingError
@@ -118,11 +119,14 @@ class SelectingTransport(Transport):
         granule: int,
         on_closed: ReceiveClosed,
     ) -> None:
-        choice = self._selection.choose(sender, address)
+        choice = self._selection.choose(sender, address, size - offset)
         self._choices[sender] = choice
+        filled, over = sink, on_closed
+        if self._selection.compares and sink.limit() >= size:
+            filled, over = self._timed(sender, choice, sink, offset, on_closed)
         if choice.ucx is None:
             self._tcp.receive(
-                sender, address, stream, sink, offset=offset, size=size, granule=granule, on_closed=on_closed
+                sender, address, stream, filled, offset=offset, size=size, granule=granule, on_closed=over
             )
             return
 
@@ -131,7 +135,7 @@ class SelectingTransport(Transport):
                 attempt = self._attempts.pop(stream)
                 again = fault is not None and sender in self._refused and not choice.fixed and not attempt.cancelled
             if not again:
-                on_closed(sink.end(), fault)
+                over(sink.end(), fault)
                 return
             self._choices[sender] = self._selection.choose(sender, address)
             self._tcp.receive(
@@ -144,7 +148,7 @@ class SelectingTransport(Transport):
             self._attempts[stream] = _Attempt()
         try:
             ucx.receive(
-                sender, address, stream, _Kept(sink), offset=offset, size=size, granule=granule, on_closed=closed
+                sender, address, stream, _Kept(filled), offset=offset, size=size, granule=granule, on_closed=closed
             )
         except ValueError:
             with self._lock:
@@ -157,6 +161,19 @@ class SelectingTransport(Transport):
             choice = self._choices[sender] = self._selection.choose(sender, address)
             if choice.ucx is None:
                 self._tcp.prepare(sender, address)
+
+    def _timed(
+        self, sender: int, choice: Choice, sink: Sink, offset: int, on_closed: ReceiveClosed
+    ) -> tuple[Sink, ReceiveClosed]:
+        """The same stream, with what it shows of the link told to the selection when it is over."""
+        timed = Timed(sink, offset)
+
+        def closed(watermark: int, fault: Fault | None) -> None:
+            if fault is None:
+                self._selection.measured(sender, choice.ucx, timed.sample())
+            on_closed(watermark, fault)
+
+        return timed, closed
 
     def cancel_receive(self, stream: StreamKey) -> None:
         with self._lock:

@@ -1,9 +1,16 @@
-"""Which transport a link uses, and why. A pure choice: what is configured, what this machine has, what failed lately.
+"""Which transport a link uses, and why. A pure choice: what is configured, what this machine has, what failed lately,
+and what was measured.
 
 In this order: the first rule that fits the peer; else `links.transport`. A transport that failed on the link lately is
-skipped for a while; `auto` takes UCX if it finds RDMA here, else TCP. (UCX's own TCP is never taken by itself: it is
-faster than plain sockets on some machines and slower on others.) Whatever cannot be had falls back to TCP, unless it is
-required. Every choice keeps its reason, for `hoplite links`.
+skipped for a while. Of those that are left the fastest is taken, by what the link's streams showed (see `measuring`):
+
+- `auto` has RDMA, if it is here, and TCP. Before any measurement RDMA counts with the rate of its ports.
+- `fastest` has UCX as it is configured, too: over its own TCP it is faster than plain sockets on some machines and
+  slower on others. Each way carries a few long streams of the link until it is known.
+
+A link stays with what it has unless another way is faster by a clear margin, and for a while after each change, so that
+it never swings between two. Whatever cannot be had falls back to TCP, unless it is required. Every choice keeps its
+reason, for `hoplite links`.
 """
 
 from __future__ import annotations
@@ -14,9 +21,19 @@ from dataclasses import dataclass
 from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind, Rule
 from hoplite_ucx.transports.detection import VERBS_REMEDY, Machine
+from hoplite_ucx.transports.measuring import ENOUGH, LEAST, Estimate, Rates, Way
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 
 __all__ = ["Choice", "Selection"]
+
+# Another way must be so many times as fast before a link changes to it, and the last change so long ago.
+_MARGIN = 1.25
+_SETTLED_SECONDS = 30.0
+# Before any measurement: plain sockets before UCX's own TCP, which costs more for each piece.
+_TCP = Estimate(1e9, 1e-4)
+_UCX = Estimate(1e9, 5e-4)
+_RDMA_DELAY = 2e-5
+_RDMA_RATE = 100e9 / 8  # of ports whose rate the kernel does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +58,12 @@ class Selection:
         self._clock = clock
         self._devices = frozenset(name.partition(":")[0] for name in machine.active_ports)
         self._failures: dict[int, tuple[float, str]] = {}
+        self._rates = Rates(self._supposed)
+        self._settled: dict[int, tuple[Way, float]] = {}  # what a link uses, and since when
         self._check_required()
 
-    def choose(self, peer: int, address: str) -> Choice:
+    def choose(self, peer: int, address: str, size: int = 0) -> Choice:
+        """`size` is what the stream will carry: short ones are not used for measuring."""
         configuration = self._configuration
         host, _ = parse_address(address)
         rule = next((rule for rule in configuration.rules if rule.fits(host, self._devices)), None)
@@ -56,11 +76,15 @@ class Selection:
         missing = self._missing(kind)
         if missing is not None:
             return Choice(None, f"{missing}; tcp instead" if kind is not Kind.AUTO else missing)
-        settings = self._settings(kind, rule)
         if (failure := self._failed(peer)) is not None:
             return Choice(None, f"ucx failed on this link lately ({failure}); tcp for a while")
-        found = "RDMA is here" if kind is Kind.AUTO else why
-        return Choice(settings, found)
+        if kind in (Kind.AUTO, Kind.FASTEST):
+            return self._fastest(peer, self._ways(kind, rule), size if kind is Kind.FASTEST else 0)
+        return Choice(self._settings(kind, rule), why)
+
+    def measured(self, peer: int, way: Way, sample: tuple[int, float, float]) -> None:
+        """What a stream of this peer showed: bytes, seconds, and the delay before."""
+        self._rates.add(peer, way, *sample)
 
     def failed(self, peer: int, why: Exception) -> None:
         """A UCX link with this peer broke, or could not be made."""
@@ -79,6 +103,48 @@ class Selection:
             found.append(configuration.rdma_settings())
         return list(dict.fromkeys(found))
 
+    @property
+    def compares(self) -> bool:
+        """Whether measurements have a say in any choice."""
+        configuration = self._configuration
+        kinds = {configuration.transport, *(rule.transport for rule in configuration.rules)}
+        return self.has_ucx and configuration.require is None and not kinds.isdisjoint({Kind.AUTO, Kind.FASTEST})
+
+    def _ways(self, kind: Kind, rule: Rule | None) -> list[Way]:
+        """Those that a link has to choose from, the best by supposition first."""
+        ways: list[Way] = [self._settings(Kind.RDMA, rule)] if self._machine.rdma else []
+        if kind is Kind.FASTEST:
+            ways.append(self._settings(Kind.UCX, rule))
+        return list(dict.fromkeys([*ways, None]))
+
+    def _fastest(self, peer: int, ways: list[Way], size: int) -> Choice:
+        """The fastest way, unless one of them is still to be measured and the stream is good for that."""
+        known = {way: self._rates.estimate(peer, way) for way in ways}
+        if size >= LEAST:
+            unknown = min(ways, key=lambda way: known[way].samples)
+            if known[unknown].samples < ENOUGH:
+                number = known[unknown].samples + 1
+                return Choice(unknown, f"measuring {_name(unknown)} on this link, stream {number} of {ENOUGH}")
+        best = min(ways, key=lambda way: known[way].cost)
+        now = self._clock()
+        current, since = self._settled.get(peer, (best, now))
+        if current in known and current != best:
+            clear = known[current].cost > _MARGIN * known[best].cost
+            if not clear or now - since < _SETTLED_SECONDS:
+                best = current
+        if best != current or peer not in self._settled:
+            self._settled[peer] = best, now
+        told = "; ".join(f"{_name(way)}: {known[way]}" for way in ways)
+        return Choice(best, f"the fastest: {told}" if len(ways) > 1 else told)
+
+    def _supposed(self, way: Way) -> Estimate:
+        if way is None:
+            return _TCP
+        if way.private_workers:
+            return _UCX
+        ports = [port for device in self._machine.devices for port in device.ports if port.active]
+        return Estimate(sum(port.rate for port in ports) / 8 or _RDMA_RATE, _RDMA_DELAY)
+
     def _failed(self, peer: int) -> str | None:
         until, why = self._failures.get(peer, (0.0, ""))
         if self._clock() < until:
@@ -91,7 +157,7 @@ class Selection:
         machine = self._machine
         if machine.ucx.failure:
             return f"no UCX here: {machine.ucx.failure}"
-        if kind is Kind.UCX or machine.rdma:
+        if kind in (Kind.UCX, Kind.FASTEST) or machine.rdma:
             return None
         if not machine.active_ports:
             return "no RDMA device with an active port here"
@@ -119,3 +185,7 @@ class Selection:
         raise ConfigurationError(
             self._configuration.place, "links.require", f"{required.value!r} cannot be had: {missing}", remedy
         )
+
+
+def _name(way: Way) -> str:
+    return "tcp" if way is None else f"ucx {'+'.join(way.tls)}"

@@ -149,3 +149,19 @@ def test_a_link_that_breaks_in_mid_object_goes_on_over_tcp() -> None:
         again.complete(5)
         assert used(b, a.node) >= {"tcp"}
         assert "failed on this link lately" in b.transport.reasons()[a.node].reason
+
+
+def test_the_fastest_is_found_by_the_streams_themselves() -> None:
+    """Every long stream is measured, over each transport in turn; then the link stays with one."""
+    with nodes(UCX, Configuration(transport=Kind.FASTEST)) as (a, b):
+        size = 16 << 20
+        for number in range(10):
+            outgoing = Serving(a, b.node, (b.node, number), filled(number, size), size, granule=1 << 20)
+            Receiving(b, a.node, a.address, (b.node, number), size, granule=1 << 20).complete(number)
+            outgoing.wait()
+        carried = {link.transport: link.bytes for link in b.transport.links() if link.side is Side.RECEIVING}
+        assert min(carried["tcp"], carried["ucx"]) == 3 * size
+        assert max(carried["tcp"], carried["ucx"]) == 7 * size
+        reason = b.transport.reasons()[a.node].reason
+        assert reason.startswith("the fastest: ucx tcp: ")
+        assert reason.count("measured") == 2
