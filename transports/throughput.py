@@ -240,13 +240,6 @@ def measure(size: int, granule: int, runs: int, *, relay: bool) -> dict[str, obj
     }
 
 
-def _ucx_measure(tls: str, size: int, granule: int, runs: int) -> dict[str, object]:
-    """Loaded only when asked for: UCX need not be installed."""
-    from hoplite_ucx.transports.ucx import throughput
-
-    return throughput.measure(tls, size, granule, runs)
-
-
 def _processor_seconds() -> float:
     """Of this process and of the others, which have ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -259,13 +252,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--relay", action="store_true")
     parser.add_argument("--granules", type=int, nargs="+", default=[64, 256, 1024], help="KiB")
-    parser.add_argument("--ucx", metavar="TLS", help="UCX links over tcp or posix, beside a bare loop on that UCX")
     options = parser.parse_args()
     for granule in options.granules:
-        if options.ucx:
-            result = _ucx_measure(options.ucx, options.mib << 20, granule << 10, options.runs)
-        else:
-            result = measure(options.mib << 20, granule << 10, options.runs, relay=options.relay)
+        result = measure(options.mib << 20, granule << 10, options.runs, relay=options.relay)
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
 
