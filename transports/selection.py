@@ -15,6 +15,7 @@ reason, for `hoplite links`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ class Selection:
         self._devices = frozenset(name.partition(":")[0] for name in machine.active_ports)
         self._failures: dict[int, tuple[float, str]] = {}
         self._rates = Rates(self._supposed)
-        self._settled: dict[int, tuple[Way, float]] = {}  # what a link uses, and since when
+        self._settled: dict[int, tuple[Way, float]] = {}  # what a link uses, and since it changed to it
         self._check_required()
 
     def choose(self, peer: int, address: str, size: int = 0) -> Choice:
@@ -127,13 +128,12 @@ class Selection:
                 return Choice(unknown, f"measuring {_name(unknown)} on this link, stream {number} of {ENOUGH}")
         best = min(ways, key=lambda way: known[way].cost)
         now = self._clock()
-        current, since = self._settled.get(peer, (best, now))
+        current, since = self._settled.get(peer, (best, -math.inf))
         if current in known and current != best:
             clear = known[current].cost > _MARGIN * known[best].cost
             if not clear or now - since < _SETTLED_SECONDS:
                 best = current
-        if best != current or peer not in self._settled:
-            self._settled[peer] = best, now
+        self._settled[peer] = best, since if best == current else now
         told = "; ".join(f"{_name(way)}: {known[way]}" for way in ways)
         return Choice(best, f"the fastest: {told}" if len(ways) > 1 else told)
 
