@@ -2,8 +2,9 @@
 
 Bytes that stream in are combined on the thread that received them, and so is what that makes possible in other slots of
 this node; what is possible from the start, or because a worker's put goes on, is done on the combiner's own thread,
-never on the loop. The first part, when it streams in, is received straight into the
-output; a local one is read where it is. Every further stream has a ring of bounded size, and its sender is held back
+never on the loop. A local part is read where it is. The first one that streams in is received straight into the output,
+if no more than one part, a local one, comes before it: combined where it lies, it passes through the processor's cache
+once, and it may wait there for the other. Every further stream has a ring of bounded size, and its sender is held back
 while the ring is full.
 
 One lock per slot, held for one step of every part at most: whoever finds it taken leaves word, and the holder looks
@@ -68,6 +69,8 @@ class Part:
         self.index = index
         self.segment = segment
         self.memory: Bytes | None = segment.array if segment is not None else None
+        self.in_place = False
+        """Whether its stream is received straight into the output."""
         self.ring: Bytes | None = None
         self.origin = 0
         """Which of the part's bytes lies at the ring's beginning."""
@@ -100,6 +103,8 @@ class Slot:
         self._divisor = divisor
         self._final = start
         self._parts = [Part(index, part, start) for index, part in enumerate(parts)]
+        for part in self._parts[: 1 if parts[0] is None else 2]:
+            part.in_place = part.segment is None
         self._on_combined = on_combined
         self._on_failed = on_failed
         self._lock = threading.Lock()
@@ -228,6 +233,8 @@ class Slot:
         goal = min(goal, start + STEP)
         if part.memory is not None:
             right, shift = part.memory, 0
+        elif part.in_place:
+            right, shift = self.segment.array, 0
         else:
             if goal <= start or part.ring is None:
                 return start
@@ -247,7 +254,7 @@ class Slot:
     # --- streams, by their sinks -------------------------------------------------------------------------------
 
     def window(self, part: Part, offset: int, length: int) -> memoryview:
-        if part.index == 0:
+        if part.in_place:
             return self.segment.memory[offset : offset + length]
         if part.ring is None:
             part.ring = self._combiner.take_ring(self.segment.size)
@@ -261,7 +268,7 @@ class Slot:
     def room(self, part: Part) -> int:
         """How far a part may run ahead of what was combined."""
         size = self.segment.size
-        return size if part.index == 0 else min(size, part.combined + min(size, RING))
+        return size if part.in_place else min(size, part.combined + min(size, RING))
 
     def end_stream(self, part: Part) -> int:
         """What has come and was not combined is dropped: the stream reports only what was."""

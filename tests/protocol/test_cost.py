@@ -32,8 +32,9 @@ def test_hand_overs_keep_up_with_the_network(size: int, depth: int, bandwidth: f
 @pytest.mark.parametrize(
     ("size", "depth", "granule"),
     [
-        (64 * MIB, 1, MIB),  # a lone hop: the largest
-        (64 * MIB, 7, 303_104),  # 1/32 of the object over the hops
+        (64 * MIB, 1, 581_632),  # a lone hop: larger ones would save too little work
+        (64 * MIB, 7, 221_184),
+        (32 * MIB, 7, 151_552),  # 1/32 of the object over the hops
         (64 * MIB, 1000, 32 * KIB),  # a long chain: the smallest
         (100, 5, 100),  # never more than the object
         (0, 5, 1),

@@ -32,18 +32,18 @@ def test_credits_come_when_half_of_the_ring_is_used(monkeypatch: pytest.MonkeyPa
         send_record(link, what, channel, limit, *stream)
 
     monkeypatch.setattr(ReceivingLink, "_send_record", watched)
-    own, other = (np.random.default_rng(seed).random(SIZE // 8) for seed in (1, 2))
+    own, next_own, other = (np.random.default_rng(seed).random(SIZE // 8) for seed in (1, 2, 3))
     output, combined, closed = segment(size=SIZE), threading.Event(), threading.Event()
     combiner = Combiner()
     kernel = Kernel(values.encode(own).layout, Operation.SUM)
-    slot = Slot(combiner, output, kernel, [segment(own), None], combined.set, pytest.fail)
+    slot = Slot(combiner, output, kernel, [segment(own), segment(next_own), None], combined.set, pytest.fail)
     with TcpEndpoint(1) as sender, TcpEndpoint(2) as receiver:
         key = (2, 1)
         receiver.transport.receive(
             1,
             sender.address,
             key,
-            slot.sink(1),
+            slot.sink(2),  # the second part would be received straight into the output
             offset=0,
             size=SIZE,
             granule=GRANULE,
@@ -55,7 +55,7 @@ def test_credits_come_when_half_of_the_ring_is_used(monkeypatch: pytest.MonkeyPa
         assert combined.wait(20)
         assert closed.wait(20)
     combiner.close()
-    assert np.array_equal(np.frombuffer(bytes(output.memory), np.float64), own + other)
+    assert np.array_equal(np.frombuffer(bytes(output.memory), np.float64), own + next_own + other)
     assert len(left) >= SIZE // RING
     assert granted[-1] == SIZE
     assert min(left) >= RING // 2 - GRANULE, left

@@ -269,3 +269,19 @@ def test_what_grows_on_another_thread_is_combined_there(combiner: Combiner) -> N
     receiver.join()
     assert ended_on == [receiver.ident]
     assert np.array_equal(copied.array, data)
+
+
+def test_a_stream_behind_one_local_part_waits_in_the_output(combiner: Combiner) -> None:
+    """It takes no ring and no credit, however late the local part is, and what waits is not served."""
+    own, other = (np.random.default_rng(seed).random(RING // 4) for seed in (1, 2))
+    late, output, done = segment(size=own.nbytes), segment(size=own.nbytes), threading.Event()
+    late.memory[:] = own.tobytes()
+    kernel = Kernel(values.encode(own).layout, Operation.SUM)
+    slot = Slot(combiner, output, kernel, [late, None], done.set, pytest.fail)
+    sink = slot.sink(1)
+    assert sink.limit() == own.nbytes > RING
+    feed(sink, other.tobytes(), 0, own.nbytes)
+    assert sink.watermark() == output.watermark() == 0
+    late.raise_watermark(own.nbytes)
+    assert done.wait(10)
+    assert np.array_equal(output.array.view(np.float64), own + other)
