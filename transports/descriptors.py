@@ -9,7 +9,7 @@ import fcntl
 import resource
 import socket
 
-__all__ = ["lifted"]
+__all__ = ["lifted", "raise_descriptor_limit"]
 
 # High enough for as many segments as hosts have, and low enough to keep the kernel's table small.
 _HIGH = 1 << 16
@@ -29,3 +29,10 @@ def lifted(sock: socket.socket) -> socket.socket:
     high.settimeout(sock.gettimeout())
     sock.close()
     return high
+
+
+def raise_descriptor_limit() -> None:
+    """As many descriptors as this process may have: each connection needs one, and each segment that is shared."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -30,13 +30,15 @@ def read_private(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise PrivateFileError(path, f"cannot be read: {reason}", "check the path and whose file it is") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise PrivateFileError(path, "is no regular file", "write it to one")
         if found.st_mode & _OTHERS:
             raise PrivateFileError(path, "is open to every user of this host", f"run chmod o-rwx {path}")
-        content = file.read(MAX_BYTES + 1)
+        content = os.read(fd, MAX_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(content) > MAX_BYTES:
         raise PrivateFileError(path, f"has more than {MAX_BYTES} bytes", "check the path")
     if not content.strip():

@@ -7,7 +7,6 @@ machine's time comes.
 
 import asyncio
 import logging
-import resource
 import secrets
 import signal
 import warnings
@@ -66,6 +65,7 @@ from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.runtime.wire import Greeting
 from hoplite_ucx.runtime.workers import Workers, socket_name
 from hoplite_ucx.transports.addresses import check_token
+from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink
@@ -113,7 +113,7 @@ class Agent:
     async def start(self) -> None:
         """Find the directory, listen, and begin to join. Raises a `TransportError` if the directory is not there."""
         self._loop = asyncio.get_running_loop()
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         # Overflow in users' arrays is theirs to find in the result; nobody reads an agent's warnings.
         warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         profile = self._profile
@@ -521,10 +521,3 @@ def _combined_bytes(effect: CombineBytes) -> CombinedBytes | CombineFailed:
         return CombinedBytes(effect.version, data)
     except Exception as error:  # on another thread, where nobody would hear of it
         return CombineFailed(effect.version, failure_of(error, "combining"))
-
-
-def _raise_descriptor_limit() -> None:
-    """Every segment that workers can map holds a descriptor."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,6 +17,7 @@ from hoplite_ucx.transports import shm
 
 _QUIET = 10.0
 _CONNECT_SECONDS = 5.0
+_QUEUE_SECONDS = 0.25
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _FD = struct.Struct("i")
 _TIMEVAL = struct.Struct("ll")
@@ -41,7 +42,7 @@ class Connection:
             # The kernel keeps these limits: Python's own would cost two more system calls for every message.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(1, 0))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_QUIET), 0))
-            sock.connect(name)
+            _dial(sock, name)
             if shm.peer_uid(sock) != os.getuid():
                 raise _gone("another user's process answers under this agent's name")
             self.send(wire.Hello(wire.WIRE, worker, background))
@@ -145,6 +146,21 @@ class Connection:
         return True
 
 
+def _dial(sock: socket.socket, name: str) -> None:
+    """Connect; an agent's queue may be full for a moment, but who took its name may never empty it."""
+    deadline = time.monotonic() + _QUEUE_SECONDS
+    sock.setblocking(False)
+    while True:
+        try:
+            sock.connect(os.fsencode(name))
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+    sock.setblocking(True)
+
+
 def _is_pong(reply: wire.Reply) -> bool:
     return isinstance(reply, wire.Done) and reply.call == PING
 
@@ -158,7 +174,8 @@ def agents(uid: int | None = None) -> list[str]:
     """The socket names of this user's agents in this network namespace."""
     prefix = f"@hoplite-{os.getuid() if uid is None else uid}-"
     found = set()
-    with suppress(OSError), open("/proc/net/unix") as table:
+    # Anybody can give a socket a name that is no text, and must not keep others from being found.
+    with suppress(OSError), open("/proc/net/unix", errors="surrogateescape") as table:
         for line in table:
             name = line.rsplit(" ", 1)[-1].strip()
             if name.startswith(prefix):

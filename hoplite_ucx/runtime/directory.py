@@ -35,6 +35,7 @@ from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.introductions import MOST, introduction
 from hoplite_ucx.runtime.refusals import tell_refused
 from hoplite_ucx.runtime.waking import Waker, now
+from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.session import Listener, Session, probe
@@ -69,6 +70,7 @@ class DirectoryServer:
 
     async def start(self, host: str, port: int, *, successor: bool = False) -> str:
         """Listen, and return the address. A successor first hears what the nodes of an earlier directory have."""
+        raise_descriptor_limit()
         self._waker = Waker(asyncio.get_running_loop(), lambda: self.dispatch(Tick()))
         if successor:
             self.machine.recover(now())

@@ -92,6 +92,19 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Layout] = msgspec.msgpack.Decoder(Layout)
 
 
+# The last for who turns warnings into errors: numpy warns of names that it will not know any more.
+_UNREADABLE = (
+    msgspec.DecodeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    SyntaxError,
+    RecursionError,
+    OverflowError,
+    DeprecationWarning,
+)
+
+
 def encode_layout(layout: Layout) -> bytes:
     return _encoder.encode(layout)
 
@@ -114,7 +127,7 @@ def _decode_layout(data: bytes, size: int) -> Layout:
         for start, length in _extents(layout):
             if start + length > size:
                 raise ValueError(f"it speaks of bytes up to {start + length} of {size}")
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError, OverflowError) as error:
+    except _UNREADABLE as error:
         failure = Failure(
             FailureKind.INVALID, f"the layout cannot be read: {error}", "run the same hoplite-ucx everywhere"
         )
@@ -163,6 +176,8 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
     """A dtype as plain data, or a ValueError that says why it cannot travel."""
     if dtype.hasobject:
         raise ValueError(f"dtype {dtype} holds Python objects")
+    if dtype.itemsize == 0:
+        raise ValueError(f"dtype {dtype} has no size")
     if dtype.name in _EXTENSIONS:
         return dtype.name
     if dtype.fields is not None or dtype.subdtype is not None:
@@ -186,6 +201,8 @@ def _named_dtype(name: str) -> np.dtype[Any]:
 def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.hasobject:
         raise ValueError(f"dtype {dtype} holds Python objects")
+    if dtype.itemsize == 0:  # numpy gives arrays of them memory all the same, however many elements there are
+        raise ValueError(f"dtype {dtype} has no size")
     return dtype
 
 

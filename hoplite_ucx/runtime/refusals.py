@@ -1,13 +1,45 @@
-"""What is said, where people look for it, of connections that were turned away."""
+"""What is said, where people look for it, of connections that were turned away.
+
+Whoever knocks again and again must neither fill the log nor make the process wait for who reads it: of one period only
+the first few are told, and then how many there were.
+"""
 
 import logging
+import time
 
-from hoplite_ucx.transports.errors import TransportError, WrongClusterError, WrongTokenError, WrongVersionError
+from hoplite_ucx.transports.errors import (
+    TransportError,
+    WrongClusterError,
+    WrongTlsError,
+    WrongTokenError,
+    WrongVersionError,
+)
 
 _log = logging.getLogger("hoplite")
+
+_TOLD = 5
+_PERIOD = 10.0
+
+
+class _Refusals:
+    def __init__(self) -> None:
+        self._since = float("-inf")
+        self._count = 0
+
+    def tell(self, error: TransportError, now: float) -> None:
+        if now - self._since >= _PERIOD:
+            if self._count > _TOLD:
+                _log.warning("%d more connections were refused", self._count - _TOLD)
+            self._since, self._count = now, 0
+        self._count += 1
+        if self._count <= _TOLD:
+            _log.warning("a connection was refused: %s", error)
+
+
+_refusals = _Refusals()
 
 
 def tell_refused(error: TransportError) -> None:
     """Whoever lacks the token, or is of another cluster or release, should be found; whoever only knocked need not."""
-    if isinstance(error, WrongTokenError | WrongClusterError | WrongVersionError):
-        _log.warning("a connection was refused: %s", error)
+    if isinstance(error, WrongTokenError | WrongClusterError | WrongVersionError | WrongTlsError):
+        _refusals.tell(error, time.monotonic())

@@ -82,14 +82,23 @@ def encode(value: object) -> Encoded:
 
 def decode(memory: memoryview, layout: bytes) -> Any:
     """The value on read-only memory, which lives as long as any part of the value does."""
-    match decode_layout(layout, len(memory)):
-        case ArrayLayout(leaf):
-            return _read_only(leaf, memory)
-        case TreeLayout(structure, leaves):
-            return _build(structure, [_read_only(leaf, memory) for leaf in leaves], 0)
+    found: Layout = decode_layout(layout, len(memory))
+    match found:
+        case ArrayLayout() | TreeLayout():
+            return _on_memory(found, memory)
         case BundleLayout(size, buffers):
             views = [memory[start : start + length] for start, length in buffers]
             return pickle.loads(memory[:size], buffers=views)
+
+
+def _on_memory(layout: ArrayLayout | TreeLayout, memory: memoryview) -> Any:
+    try:
+        if isinstance(layout, ArrayLayout):
+            return _read_only(layout.leaf, memory)
+        return _build(layout.structure, [_read_only(leaf, memory) for leaf in layout.leaves], 0)
+    except (ValueError, TypeError) as error:  # more dimensions than numpy has, a key that is none
+        detail = f"no array can be made of the layout: {error}"
+        raise _invalid(detail, "run the same hoplite-ucx everywhere") from error
 
 
 def copy_out(memory: memoryview, layout: bytes, out: Array) -> None:

@@ -45,6 +45,7 @@ from hoplite_ucx.transports.descriptors import lifted
 
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _MAX_UNSENT = 64 << 20
+_ACCEPT_PAUSE = 0.05
 
 
 def socket_name(cluster: str, agent: str) -> str:
@@ -137,13 +138,19 @@ class Workers:
         assert self._listening is not None
         try:
             connection, _ = self._listening.accept()
-        except OSError:
-            return  # gone again, or out of descriptors: it will try again
+        except OSError:  # gone again, or out of descriptors: then it stays ready, and would be asked without a pause
+            self._loop.remove_reader(self._listening)
+            self._loop.call_later(_ACCEPT_PAUSE, self._accept_again)
+            return
         if shm.peer_uid(connection) != os.getuid():
             connection.close()
             return
         connection.setblocking(False)
         WorkerSession(self._loop, lifted(connection), self)
+
+    def _accept_again(self) -> None:
+        if self._listening is not None and self._listening.fileno() >= 0:
+            self._loop.add_reader(self._listening, self._accept)
 
     def hello(self, session: "WorkerSession", hello: wire.Hello) -> None:
         if hello.wire != wire.WIRE:

@@ -92,7 +92,7 @@ class Greeting(msgspec.Struct, frozen=True):
     def decode(cls, body: bytes, peer: str) -> "Greeting":
         try:
             greeting = msgspec.msgpack.decode(body, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # text that is none; nested without end
             raise DisagreementError(f"a greeting that makes no sense: {error}", peer, "update both hosts") from error
         if greeting.refusal:
             raise DisagreementError(f"the peer refused: {greeting.refusal[:500]}", peer, _REMEDY)
