@@ -94,9 +94,9 @@ def _scenario(dice: random.Random, operation: Operation, size: int, machines: in
 
 def _duration(dice: random.Random, kind: FaultKind) -> float:
     match kind:
-        case FaultKind.STOP | FaultKind.CUT | FaultKind.CUT_IN | FaultKind.CUT_OUT:
+        case FaultKind.STOP | FaultKind.CUT | FaultKind.CUT_IN | FaultKind.CUT_OUT | FaultKind.CUT_DIRECTORY:
             return dice.uniform(*(LONG if dice.random() < _LONG_SHARE else BRIEF))
-        case FaultKind.SLOW | FaultKind.CUT_DIRECTORY:
+        case FaultKind.SLOW:
             return dice.uniform(*BRIEF)
         case FaultKind.DIRECTORY:
             return dice.uniform(0.0, 0.6)  # and then it has to load

@@ -42,7 +42,7 @@ def record_of(outcome: Outcome) -> Record:
         "count": scenario.count,
         "fault": fault.kind.value,
         "fault_seconds": fault.seconds,
-        "long": fault.silences and fault.outlasts_lease,
+        "long": fault.outlasts_lease,
         "victim": fault.victim,
         "role": outcome.role.value,
         "moment_seconds": outcome.moment,

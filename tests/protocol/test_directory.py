@@ -815,3 +815,20 @@ def test_a_port_that_accepts_clears_who_was_slow() -> None:
     d = broken_stream(StreamFault.STALLED)
     d.handle(Probed(d["A"], accepted=True))
     assert not d.directory.members[d["A"]].suspect
+
+
+def test_a_directory_that_hears_nobody_is_cut_off_itself() -> None:
+    d = DirectoryDriver("A", "B", "C")
+    d.put("A", 1)
+    d.pass_time(10)
+    assert [member.suspect for member in d.directory.members] == [True] * 3
+    d.pass_time(1.0, beating=("B",))
+    assert len(d.directory.members) == 3, "the others have the time to come back too"
+    d.pass_time(2.0, beating=("B",))
+    assert [member.node for member in d.directory.members] == [d["B"]]
+
+
+def test_the_silence_of_the_only_host_is_its_own() -> None:
+    d = DirectoryDriver("A")
+    d.pass_time(3)
+    assert len(d.directory.members) == 0

@@ -131,14 +131,20 @@ class Members:
 
     def sweep(self, now: float, late: float) -> list[Member]:
         """Suspect the silent; those whose lease has run out are returned, to be declared dead. What we slept through
-        ourselves (`late`) is not their silence."""
+        ourselves (`late`) is not their silence, and if nobody at all is heard, it is we who are cut off: they are
+        suspect, and none of them dies of it."""
         expired = []
+        settings = self._world.settings
         for member in self._members.values():
             member.heard += late
+        if len(self._nics) > 1 and all(now - m.heard >= settings.suspicion for m in self._members.values()):
+            for member in self._members.values():
+                member.heard = now - settings.suspicion
+        for member in self._members.values():
             silence = now - member.heard
-            if silence >= self._world.settings.lease:
+            if silence >= settings.lease:
                 expired.append(member)
-            elif silence >= self._world.settings.suspicion:
+            elif silence >= settings.suspicion:
                 self.suspect(member)
         return expired
 
