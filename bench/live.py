@@ -41,7 +41,8 @@ _PATIENCE = 150.0
 
 class LiveCluster:
     """`memory` limits the store of every host, or of each. `workers` says on which host each worker is; one on every
-    host, in order, if it is not given."""
+    host, in order, if it is not given. `links` is the configuration of the agents' links, as variables over this
+    process's own."""
 
     def __init__(
         self,
@@ -50,11 +51,13 @@ class LiveCluster:
         *,
         memory: int | Sequence[int] = _MEMORY,
         workers: Sequence[int] | None = None,
+        links: Mapping[str, str] | None = None,
     ) -> None:
         self._hosts = hosts
         self._rate = _UNSHAPED if rate is None else rate
         self._memory = [memory] * len(hosts) if isinstance(memory, int) else memory
         self._places = list(range(len(hosts))) if workers is None else workers
+        self._environment = {**os.environ, **(links or {})}
         self._services: list[subprocess.Popen[bytes]] = []
         self._workers: list[LineProcess] = []
 
@@ -94,7 +97,7 @@ class LiveCluster:
             self._answer(rank, time.monotonic() + _PATIENCE)
 
     def _launch(self, host: Host, role: str) -> subprocess.Popen[bytes]:
-        service = launch(host, role)
+        service = launch(host, role, env=self._environment)
         self._services.append(service)
         return service
 

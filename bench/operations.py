@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from hoplite_ucx.bench.bare import BarePeers
@@ -140,9 +141,13 @@ def compare(
     repeat: int,
     untimed: int = 1,
     bare: bool = True,
+    transports: Sequence[str] = (),
     advance: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
-    """Measure an operation live and, round by round in turn, with bare sockets on the same hosts."""
+    """Measure an operation live and, round by round in turn, with bare sockets on the same hosts.
+
+    Each of `transports` gets a live cluster of its own, whose links use it; without any there is one, as configured.
+    """
     if hosts < 2:
         raise PeerError(f"{operation} is between two or more hosts")
     alike = "reduce" if operation == "arrivals" else operation  # sockets have no arrivals: everything is there
@@ -153,8 +158,12 @@ def compare(
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(hosts, rate))
         memory = max(2 << 30, (hosts + 4) * size)
-        rounds = LiveRounds(stack.enter_context(LiveCluster(cluster.hosts, rate, memory=memory)), size)
-        runs = {operation: lambda: ROUNDS[operation](rounds)}
+        runs: dict[str, Callable[[], Round]] = {}
+        for transport in transports or (None,):
+            links = {} if transport is None else {"HOPLITE_LINKS_TRANSPORT": transport}
+            live = stack.enter_context(LiveCluster(cluster.hosts, rate, memory=memory, links=links))
+            name = operation if transport is None else f"{operation} over {transport}"
+            runs[name] = partial(ROUNDS[operation], LiveRounds(live, size))
         if bare:
             runs[f"bare {alike}"] = stack.enter_context(BarePeers(cluster.hosts, alike, size)).run
         return measure_in_turn(runs, repeat=repeat, untimed=untimed, limit=limit, settings=settings, advance=advance)

@@ -16,11 +16,18 @@ from hoplite_ucx.bench.operations import compare
 from hoplite_ucx.bench.timing import Measurement, progress_bar
 from hoplite_ucx.cli.measures import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
 from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
+from hoplite_ucx.transports.configuration import Kind
 
 Untimed = Annotated[
     int, typer.Option(min=1, help="Rounds before those; trees differ, and each round may open links that are new.")
 ]
 Bare = Annotated[bool, typer.Option("--bare/--no-bare", help="Whether bare sockets run beside it, round by round.")]
+Transports = Annotated[
+    list[Kind] | None,
+    typer.Option(
+        "--transport", help="What the links use; several take turns in one run. As configured, if it is not given."
+    ),
+]
 
 _GIB: int = "1GiB"  # type: ignore[assignment]
 _LARGE: int = "5GiB"  # type: ignore[assignment]
@@ -43,10 +50,11 @@ def broadcast(
     repeat: Repeat = 5,
     untimed: Untimed = 1,
     bare: Bare = True,
+    transport: Transports = None,
     as_json: Json = False,
 ) -> None:
     """All other hosts get an object of host 0."""
-    _operation("broadcast", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
+    _operation("broadcast", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
 
 
 def reduce(
@@ -56,10 +64,11 @@ def reduce(
     repeat: Repeat = 5,
     untimed: Untimed = 1,
     bare: Bare = True,
+    transport: Transports = None,
     as_json: Json = False,
 ) -> None:
     """Host 0 gets the sum of an object of each host."""
-    _operation("reduce", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
+    _operation("reduce", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
 
 
 def allreduce(
@@ -69,10 +78,11 @@ def allreduce(
     repeat: Repeat = 5,
     untimed: Untimed = 1,
     bare: Bare = True,
+    transport: Transports = None,
     as_json: Json = False,
 ) -> None:
     """All hosts get the sum of an object of each."""
-    _operation("allreduce", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
+    _operation("allreduce", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
 
 
 def gather(
@@ -82,10 +92,11 @@ def gather(
     repeat: Repeat = 5,
     untimed: Untimed = 1,
     bare: Bare = True,
+    transport: Transports = None,
     as_json: Json = False,
 ) -> None:
     """Host 0 gets an object of each other host."""
-    _operation("gather", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
+    _operation("gather", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
 
 
 def arrivals(
@@ -95,19 +106,38 @@ def arrivals(
     repeat: Repeat = 5,
     untimed: Untimed = 1,
     bare: Bare = True,
+    transport: Transports = None,
     as_json: Json = False,
 ) -> None:
     """A reduce of objects that are put 0.1 s apart: how long after the last one it takes."""
-    _operation("arrivals", hosts, size, rate, repeat, untimed, bare=bare, as_json=as_json)
+    _operation("arrivals", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
 
 
 def _operation(
-    operation: str, hosts: int, size: int, rate: float, repeat: int, untimed: int, *, bare: bool, as_json: bool
+    operation: str,
+    hosts: int,
+    size: int,
+    rate: float,
+    repeat: int,
+    untimed: int,
+    *,
+    bare: bool,
+    transports: list[Kind] | None,
+    as_json: bool,
 ) -> None:
-    rounds = (repeat + untimed) * (2 if bare else 1)
+    named = [kind.value for kind in dict.fromkeys(transports or [])]
+    rounds = (repeat + untimed) * (max(len(named), 1) + bare)
     with refusals(), progress_bar(operation, rounds, quiet=as_json) as advance:
         measured = compare(
-            operation, hosts=hosts, size=size, rate=rate, repeat=repeat, untimed=untimed, bare=bare, advance=advance
+            operation,
+            hosts=hosts,
+            size=size,
+            rate=rate,
+            repeat=repeat,
+            untimed=untimed,
+            bare=bare,
+            transports=named,
+            advance=advance,
         )
     title = f"{operation} of {format_size(size)} between {hosts} hosts, {format_bandwidth(rate)} each"
     if operation == "arrivals" and not as_json:
