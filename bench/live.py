@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from hoplite_ucx.bench.cluster import Host
@@ -41,8 +41,8 @@ _PATIENCE = 150.0
 
 class LiveCluster:
     """`memory` limits the store of every host, or of each. `workers` says on which host each worker is; one on every
-    host, in order, if it is not given. `links` is the configuration of the agents' links, as variables over this
-    process's own."""
+    host, in order, if it is not given. `links` is the configuration of the links of every host's agent, or of each, as
+    variables over this process's own. A host that is given several times has several agents."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class LiveCluster:
         *,
         memory: int | Sequence[int] = _MEMORY,
         workers: Sequence[int] | None = None,
-        links: Mapping[str, str] | None = None,
+        links: Mapping[str, str] | Sequence[Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         self._hosts = hosts
         self._rate = _UNSHAPED if rate is None else rate
         self._memory = [memory] * len(hosts) if isinstance(memory, int) else memory
         self._places = list(range(len(hosts))) if workers is None else workers
-        self._environment = {**os.environ, **(links or {})}
+        self._links = [links] * len(hosts) if isinstance(links, Mapping) else links
         self._services: list[subprocess.Popen[bytes]] = []
         self._workers: list[LineProcess] = []
 
@@ -83,21 +83,22 @@ class LiveCluster:
         token = secrets.token_hex(16).encode()
         # All at once, since what takes time is loading; each then waits for its task.
         directory = self._launch(self._hosts[0], "directory")
-        agents = [self._launch(host, "agent") for host in self._hosts]
+        agents = [self._launch(host, "agent", links) for host, links in zip(self._hosts, self._links, strict=True)]
         processes.tell(directory, directory_task(token, self._hosts[0].address))
         address = processes.await_ready("directory", directory).report["address"]
         for host, agent, memory in zip(self._hosts, agents, self._memory, strict=True):
             processes.tell(agent, agent_task(address, token, memory, self._rate, host.address))
-        for agent in agents:
-            processes.await_ready("agent", agent)
-        command = [sys.executable, "-m", "hoplite_ucx.bench.worker", address]
+        names = [processes.await_ready("agent", agent).report["agent"] for agent in agents]
         for rank, place in enumerate(self._places):
+            command = [sys.executable, "-m", "hoplite_ucx.bench.worker", address, names[place]]
             self._workers.append(LineProcess(self._hosts[place], command, f"worker {rank} on host {place}"))
         for rank in range(len(self._workers)):
             self._answer(rank, time.monotonic() + _PATIENCE)
 
-    def _launch(self, host: Host, role: str) -> subprocess.Popen[bytes]:
-        service = launch(host, role, env=self._environment)
+    def _launch(
+        self, host: Host, role: str, links: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[bytes]:
+        service = launch(host, role, env={**os.environ, **links})
         self._services.append(service)
         return service
 
@@ -126,6 +127,14 @@ class LiveCluster:
     def ask(self, rank: int, do: str, **arguments: Any) -> Any:
         """One step of one worker; returns what came of it."""
         return self.together({rank: {"do": do, **arguments}})[rank]
+
+    def tell(self, rank: int, do: str, **arguments: Any) -> None:
+        """Let a worker do a step while others are asked; `answer` waits for it."""
+        self._workers[rank].tell(json.dumps({"do": do, **arguments}))
+
+    def answer(self, rank: int) -> Any:
+        """What came of the step that a worker was told."""
+        return self._answer(rank, time.monotonic() + _PATIENCE)
 
     def together(self, steps: Steps, patience: float = _PATIENCE) -> dict[int, Any]:
         """A step of several workers at the same time; returns when all are done."""

@@ -4,12 +4,14 @@
 
 Moments are on the clock that all processes of a machine share. A timed step prepares, waits for its moment, makes its
 calls and notes when they returned; whatever came is kept and compared later, when everybody is done, in a step of its
-own. Arguments: the directory's address; without one, the process only burns Python, for as long as it lives.
+own. Arguments: the directory's address and the agent's name; without them, the process only burns Python, for as long
+as it lives.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -20,12 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 import hoplite_ucx as hoplite
+from hoplite_ucx.runtime import current
 
 Array = npt.NDArray[np.float32]
 
 _BLOCK = 1 << 20
 _PATTERN: Array = np.arange(_BLOCK, dtype=np.float32) % 1021
 _TIMEOUT = 120.0
+_LOOK = 0.002
 
 
 # --- contents ---------------------------------------------------------------------------------------------------
@@ -122,6 +126,26 @@ class Worker:
                 raise ValueError("a wrong value of a small object")
         return took
 
+    def agent(self) -> dict[str, Any]:
+        """What this host's agent says of itself."""
+        return current.client().status()
+
+    def watch(self, ref: str, seconds: float, past: float = math.inf) -> list[tuple[float, int, str]]:
+        """How this host's agent receives an object, until it is whole or has so many bytes: moments, positions, from
+        whom. Nothing is noted while it is received from nobody."""
+        seen: list[tuple[float, int, str]] = []
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            told = current.client().status()
+            moment = time.monotonic()
+            streams = [stream for stream in told["streams"] if stream["ref"] == ref]
+            seen += [(moment, stream["position"], stream["sender"]) for stream in streams]
+            phases = [each["phase"] for each in told["largest"] if each["ref"] == ref]
+            if (streams and streams[0]["position"] >= past) or "complete" in phases:
+                return seen
+            time.sleep(_LOOK)
+        raise TimeoutError(f"{ref} was not received within {seconds:g} s; it is at {seen[-1:]}")
+
     def burn(self, go: bool) -> None:
         """Keep this process's interpreter busy, or stop that."""
         if self._burning is not None:
@@ -161,8 +185,8 @@ def _ref(name: str) -> hoplite.ObjectRef:
     return hoplite.ObjectRef(bytes.fromhex(name))
 
 
-def main(address: str) -> None:
-    hoplite.init(address)
+def main(address: str, agent: str) -> None:
+    hoplite.init(address, agent=agent)
     worker = Worker()
     _say({"done": "ready"})
     for line in sys.stdin:
@@ -180,7 +204,7 @@ def _say(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        main(sys.argv[1])
+    if len(sys.argv) == 3:
+        main(*sys.argv[1:])
     else:
         _burn(threading.Event())
