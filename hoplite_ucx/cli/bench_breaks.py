@@ -15,8 +15,14 @@ from hoplite_ucx.bench.timing import progress_bar
 from hoplite_ucx.cli.measures import RATE, Json, Rate, Size, refusals
 from hoplite_ucx.cli.quantities import format_duration
 
-_MIXED = "mixed"
-Way = StrEnum("Way", {name.replace("-", "_").upper(): name for name in (*WAYS, _MIXED)})
+
+class Way(StrEnum):
+    TCP = "tcp"
+    UCX_TCP = "ucx-tcp"
+    UCX_POSIX = "ucx-posix"
+    MIXED = "mixed"
+    """A reduction over links of both kinds."""
+
 
 _SIZE: int = "64MiB"  # type: ignore[assignment]
 _ONE_HOST_FACTOR = 8  # memory is that much faster than the network
@@ -32,11 +38,11 @@ def breaks(
     as_json: Json = False,
 ) -> None:
     """A sender is killed, stopped or cut off in mid-object, or its link alone breaks: until the next byte comes."""
-    wanted = [(way.value, each) for way in transport or list(Way) for each in _breaks(way.value, what)]
+    wanted = [(way, each) for way in transport or list(Way) for each in _breaks(way, what)]
     outcomes: list[Outcome] = []
     with refusals(), progress_bar("breaks", 2 * len(wanted), quiet=as_json) as advance:
         for way, each in wanted:
-            if way == _MIXED:
+            if way is Way.MIXED:
                 outcomes.append(measure_mixed_reduce(size=size, rate=rate, advance=advance))
             else:
                 outcomes.append(_measure(way, each, size, rate, advance))
@@ -47,12 +53,12 @@ def breaks(
         _show(outcomes)
 
 
-def _breaks(way: str, what: list[Break] | None) -> list[Break]:
-    there_are = (Break.LINK,) if way == _MIXED else WAYS[way].breaks
+def _breaks(way: Way, what: list[Break] | None) -> list[Break]:
+    there_are = (Break.LINK,) if way is Way.MIXED else WAYS[way].breaks
     return [each for each in there_are if what is None or each in what]
 
 
-def _measure(way: str, what: Break, size: int, rate: float, advance: Callable[[], object]) -> Outcome:
+def _measure(way: Way, what: Break, size: int, rate: float, advance: Callable[[], object]) -> Outcome:
     factor = _ONE_HOST_FACTOR if WAYS[way].one_host else 1
     return measure_breaks(way, what, size=size * factor, rate=rate, advance=advance)
 

@@ -1,4 +1,5 @@
-"""The loaded UCX, through `ucxx` below its asyncio layer. Everything that is asked of it goes through here.
+"""The loaded UCX, through `ucxx` below its asyncio layer. Everything that is asked of it goes through here; where only
+its predecessor ucx-py is installed, `ucx_py` has the same calls.
 
 `libucx` must be loaded before `ucxx` is imported, so that the UCX of the wheel (or the system's, if the environment
 prefers it) is the one that is used, and so that nothing of CUDA is needed on a machine without it. `ucxx` has no
@@ -13,7 +14,8 @@ import importlib
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from importlib.util import find_spec
+from typing import Any, TypeAlias, cast
 
 from hoplite_ucx.transports.errors import TransportError
 
@@ -29,7 +31,7 @@ OLDEST = (1, 19)
 """What ucxx 0.52 was made for; it refuses older ones by itself."""
 
 _REMEDY = "pip install 'hoplite-ucx[ucx]', or leave UCX out of the configuration"
-_RESOURCE = re.compile(r"resource\s+\d+\s*:.*?(\w+)/(\S+)\s*$", re.MULTILINE)
+RESOURCE = re.compile(r"resource\s+\d+\s*:.*?(\w+)/(\S+)\s*$", re.MULTILINE)
 _MAX_LANES = 16
 _EP_TRANSPORTS = 1 << 3
 
@@ -71,25 +73,28 @@ class Library:
     def __init__(self) -> None:
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         try:
-            libraries = importlib.import_module("libucx").load_library()
-            importlib.import_module("ucxx")
-            self._api = importlib.import_module("ucxx._lib.libucxx")
-            self.array: Any = importlib.import_module("ucxx._lib.arr").Array
-            types = importlib.import_module("ucxx.types")
+            self._load()
         except (ImportError, OSError, AttributeError) as error:
             raise UcxMissingError(f"UCX cannot be loaded: {error}", "this process", _REMEDY) from error
+
+    def _load(self) -> None:
+        libraries = importlib.import_module("libucx").load_library()
+        importlib.import_module("ucxx")
+        self._api = importlib.import_module("ucxx._lib.libucxx")
+        self.array: Any = importlib.import_module("ucxx._lib.arr").Array
+        types = importlib.import_module("ucxx.types")
         self.tag: Any = types.Tag
         self.whole_tag: Any = types.TagMaskFull
         self.error: type[Exception] = self._api.UCXError
         self.version: tuple[int, ...] = tuple(self._api.get_ucx_version())
-        self._query = _find(libraries, "ucp_ep_query")
+        self._query: Any = _find(libraries, "ucp_ep_query")
 
     def context(self, options: dict[str, str]) -> Any:
         return self._api.UCXContext(options, (self._api.Feature.TAG, self._api.Feature.WAKEUP))
 
     def resources(self, context: Any) -> list[Lane]:
         """What a context can use on this machine."""
-        return [Lane(*found) for found in _RESOURCE.findall(str(context.info))]
+        return [Lane(*found) for found in RESOURCE.findall(str(context.info))]
 
     def worker(self, context: Any) -> Worker:
         worker = self._api.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
@@ -122,6 +127,8 @@ class Library:
 @functools.cache
 def load() -> Library:
     """Raises `UcxMissingError`; a failure is not kept, so that it is told anew."""
+    if find_spec("ucxx") is None and find_spec("ucp") is not None:
+        return cast(Library, importlib.import_module("hoplite_ucx.transports.ucx.ucx_py").UcxPyLibrary())
     return Library()
 
 
