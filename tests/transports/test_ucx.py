@@ -1,9 +1,7 @@
 """The UCX transport keeps what every transport must, over UCX's TCP and its shared memory."""
 
 import os
-import random
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -95,26 +93,6 @@ def test_memory_that_may_not_be_written_is_never_given_to_ucx(monkeypatch: pytes
         Receiving(b, 1, a.address, KEY, SIZE).complete(1)
     assert sent
     assert not any(sent)
-
-
-def test_a_thousand_cancelled_streams() -> None:
-    """At all moments, on both sides; and the link is still good."""
-    draw = random.Random(1)
-    source = filled(1, 1 << 20)
-    with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
-        for number in range(1000):
-            key = (2, number)
-            incoming = Receiving(b, 1, a.address, key, 1 << 20)
-            outgoing = Serving(a, 2, key, source, 1 << 20)
-            if draw.random() < 0.5:
-                time.sleep(draw.random() * 0.002)
-            first, second = draw.sample((incoming, outgoing), 2)
-            first.cancel()
-            second.cancel()
-            incoming.wait(5)
-            outgoing.wait(5)
-        Serving(a, 2, KEY[::-1], source, 1 << 20)
-        Receiving(b, 1, a.address, KEY[::-1], 1 << 20).complete(1)
 
 
 def test_a_forked_child_is_told() -> None:

@@ -324,6 +324,24 @@ def check_cancel_early(make: Maker) -> None:
         _pair(a, b, _MIB, 19, 64 << 10)[1].complete(19)
 
 
+def check_thousand_cancelled(make: Maker) -> None:
+    """A thousand streams cancelled at all moments, on both sides; and the link is still good."""
+    draw = random.Random(22)
+    source = filled(22, _MIB)
+    with endpoints(make, 1, 2) as (a, b):
+        for _ in range(1000):
+            key = next_key()
+            incoming = Receiving(b, a.node, a.address, key, _MIB)
+            outgoing = Serving(a, b.node, key, source, _MIB)
+            if draw.random() < 0.5:
+                time.sleep(draw.random() * 0.002)
+            for stream in draw.sample((incoming, outgoing), 2):
+                stream.cancel()
+            incoming.wait(CLOSE_WAIT)
+            outgoing.wait(CLOSE_WAIT)
+        _pair(a, b, _MIB, 23, 64 << 10)[1].complete(23)
+
+
 def check_itself(make: Maker) -> None:
     """A node may receive from itself."""
     with endpoints(make, 1) as (a,):
@@ -417,6 +435,7 @@ CHECKS: tuple[Callable[[Maker], None], ...] = (
     check_cancel_receive,
     check_cancel_serve,
     check_cancel_early,
+    check_thousand_cancelled,
     check_itself,
     check_bad_calls,
     check_close,
