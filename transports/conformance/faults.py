@@ -15,13 +15,14 @@ from hoplite_ucx.transports.conformance.tools import (
     Endpoint,
     GatedSink,
     Maker,
-    Process,
+    OtherProcess,
     Receiving,
     Serving,
     endpoints,
     filled,
     is_filled,
     next_key,
+    start_process,
     wait_until,
 )
 from hoplite_ucx.transports.errors import ConnectionLostError, WrongTokenError
@@ -32,7 +33,7 @@ _MIB = 1 << 20
 _SIZE = 96 * _MIB
 
 
-def _started(node: int, process: Process, endpoint: Endpoint, seed: int, granule: int = _MIB) -> Receiving:
+def _started(node: int, process: OtherProcess, endpoint: Endpoint, seed: int, granule: int = _MIB) -> Receiving:
     """A long stream from another process that has begun."""
     key, memory = next_key(), Memory(bytearray(_SIZE))
     process.serve(node, key, seed, _SIZE, granule=granule)
@@ -44,7 +45,7 @@ def _started(node: int, process: Process, endpoint: Endpoint, seed: int, granule
 def check_sender_killed(make: Maker) -> None:
     """What is below the watermark is right, and another sender goes on from there."""
     with endpoints(make, 1, 2) as (a, b):
-        with Process(make, 9) as process:
+        with start_process(make, 9) as process:
             incoming = _started(b.node, process, b, 1)
             process.kill()
             watermark, fault = incoming.wait(5)
@@ -58,7 +59,7 @@ def check_sender_killed(make: Maker) -> None:
 
 def check_receiver_killed(make: Maker) -> None:
     """Its streams close, and others go on."""
-    with endpoints(make, 1, 2) as (a, b), Process(make, 9) as process:
+    with endpoints(make, 1, 2) as (a, b), start_process(make, 9) as process:
         key = next_key()
         process.receive(a.node, a.address, key, _SIZE, granule=_MIB)
         outgoing = Serving(a, process.node, key, filled(2, _SIZE, watermark=_SIZE // 2), _SIZE, granule=_MIB)
@@ -73,7 +74,7 @@ def check_receiver_killed(make: Maker) -> None:
 
 def check_sender_stopped(make: Maker) -> None:
     """A stream from a stopped sender can be cancelled at once; the link lives on when the sender does."""
-    with endpoints(make, 1, 2) as (a, b), Process(make, 9) as process:
+    with endpoints(make, 1, 2) as (a, b), start_process(make, 9) as process:
         incoming = _started(b.node, process, b, 4)
         process.stop()
         time.sleep(0.3)
@@ -96,7 +97,7 @@ def check_sender_stopped(make: Maker) -> None:
 
 def check_sender_goes_on(make: Maker) -> None:
     """A stream whose sender was stopped for a while is completed when it runs again."""
-    with endpoints(make, 2) as (b,), Process(make, 9) as process:
+    with endpoints(make, 2) as (b,), start_process(make, 9) as process:
         incoming = _started(b.node, process, b, 7)
         process.stop()
         time.sleep(0.3)
@@ -106,7 +107,7 @@ def check_sender_goes_on(make: Maker) -> None:
 
 def check_receiver_stopped(make: Maker) -> None:
     """A stream to a stopped receiver can be cancelled in the middle of a frame; the source is then free."""
-    with endpoints(make, 1, 2) as (a, b), Process(make, 9) as process:
+    with endpoints(make, 1, 2) as (a, b), start_process(make, 9) as process:
         key, source = next_key(), filled(8, _SIZE)
         process.receive(a.node, a.address, key, _SIZE, granule=_MIB)
         outgoing = Serving(a, process.node, key, source, _SIZE, granule=_MIB)
@@ -128,7 +129,7 @@ def check_receiver_stopped(make: Maker) -> None:
 
 def check_stopped_link_closes(make: Maker) -> None:
     """Closing does not wait for a peer that does not move."""
-    with Process(make, 9) as process:
+    with start_process(make, 9) as process:
         with endpoints(make, 2) as (b,):
             incoming = _started(b.node, process, b, 10)
             process.stop()
@@ -291,7 +292,7 @@ def check_kill_storm(make: Maker) -> None:
     draw = random.Random(14)
     with endpoints(make, 2) as (b,):
         for seed in range(4):
-            with Process(make, 100 + seed) as process:
+            with start_process(make, 100 + seed) as process:
                 streams: list[Receiving] = []
                 for _ in range(6):
                     key: StreamKey = next_key()

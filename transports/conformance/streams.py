@@ -335,8 +335,8 @@ def check_thousand_cancelled(make: Maker) -> None:
             outgoing = Serving(a, b.node, key, source, _MIB)
             if draw.random() < 0.5:
                 time.sleep(draw.random() * 0.002)
-            for stream in draw.sample((incoming, outgoing), 2):
-                stream.cancel()
+            for cancel in draw.sample((incoming.cancel, outgoing.cancel), 2):
+                cancel()
             incoming.wait(CLOSE_WAIT)
             outgoing.wait(CLOSE_WAIT)
         _pair(a, b, _MIB, 23, 64 << 10)[1].complete(23)

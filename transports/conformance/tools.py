@@ -37,6 +37,7 @@ __all__ = [
     "Endpoint",
     "GatedSink",
     "Maker",
+    "OtherProcess",
     "Process",
     "Receiving",
     "Serving",
@@ -44,7 +45,9 @@ __all__ = [
     "filled",
     "is_filled",
     "next_key",
+    "other_processes",
     "pattern",
+    "start_process",
     "wait_until",
 ]
 
@@ -59,7 +62,9 @@ class Endpoint(Protocol):
     node: int
     address: str
     refused: list[TransportError]
-    transport: Transport
+
+    @property
+    def transport(self) -> Transport: ...
 
     def close(self) -> bool: ...
 
@@ -298,6 +303,47 @@ class Process:
         answer = self._process.stdout.readline()
         assert answer, "the other process is gone"
         return str(json.loads(answer))
+
+
+class OtherProcess(Protocol):
+    """An endpoint in a process of its own, here or on another host."""
+
+    @property
+    def node(self) -> int: ...
+
+    @property
+    def address(self) -> str: ...
+
+    def serve(self, receiver: int, key: StreamKey, seed: int, size: int, *, offset: int = 0, granule: int) -> None: ...
+
+    def receive(self, sender: int, address: str, key: StreamKey, size: int, *, granule: int) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_starters: list[Callable[[Maker, int], OtherProcess]] = [Process]
+
+
+def start_process(make: Maker, node: int) -> OtherProcess:
+    return _starters[-1](make, node)
+
+
+@contextmanager
+def other_processes(start: Callable[[Maker, int], OtherProcess]) -> Iterator[None]:
+    """Checks within the block start their other processes so: on another host, for example."""
+    _starters.append(start)
+    try:
+        yield
+    finally:
+        _starters.pop()
 
 
 def run_process() -> None:

@@ -1,0 +1,42 @@
+"""`python -m hoplite_ucx.bench.hardware serve|run ADDRESS [PORT]`, which `ci/hardware` calls."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from hoplite_ucx.bench.hardware.peer import serve
+from hoplite_ucx.bench.hardware.report import run
+from hoplite_ucx.transports.errors import TransportError
+
+_PORT = 7780
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="ci/hardware", description="Check and measure links between two real hosts.")
+    parser.add_argument("role", choices=("serve", "run"), help="serve on one host, run on the other")
+    parser.add_argument("address", help="of the host that serves, as the other one reaches it")
+    parser.add_argument("port", nargs="?", type=int, default=_PORT)
+    parser.add_argument("--here", help="the address of the host that runs, if another than it finds by itself")
+    parser.add_argument("--size", type=int, default=256, help="MiB of each measured transfer")
+    parser.add_argument("--only", default="", help="checks whose names contain this; the rest is left out")
+    given = parser.parse_args()
+    token = os.environ.get("HOPLITE_TOKEN", "").encode()
+    if not token:
+        parser.error("set HOPLITE_TOKEN, the same on both hosts: each starts processes for the other")
+    try:
+        if given.role == "serve":
+            serve(given.address, given.port, token)
+            return 0
+        report = run(given.address, given.port, token, here=given.here, size=given.size << 20, only=given.only)
+    except (OSError, TransportError) as error:
+        sys.stderr.write(f"ci/hardware: {error}\n")
+        return 1
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    return 0 if all(check["passed"] for check in report["checks"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The host that runs: every check, registration, rails, kills and throughput, and what UCX really used for them.
+
+What has no RDMA lane is never called RDMA, whatever was asked for: the report names the lanes, and says in
+`not_tried_on_hardware` what it therefore does not show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from hoplite_ucx.bench.hardware.peer import (
+    HardwareEndpoint,
+    Peer,
+    RemoteProcess,
+    connected,
+    perftest_command,
+    ucx_environment,
+)
+from hoplite_ucx.transports.configuration import load
+from hoplite_ucx.transports.conformance import CHECKS, Maker, tools
+from hoplite_ucx.transports.conformance.tools import Receiving, next_key, wait_until
+from hoplite_ucx.transports.detection import detect
+from hoplite_ucx.transports.interface import Fault
+from hoplite_ucx.transports.memory import Memory
+from hoplite_ucx.transports.ucx.settings import UcxSettings
+
+__all__ = ["run"]
+
+_GRANULES = (64 << 10, 1 << 20, 4 << 20)
+_REPEAT = 5
+_PERFTEST_SECONDS = 60
+_ME, _THEM = 2, 9
+_SEED = 1
+_RDMA = ("rc", "dc", "ud", "srd")
+
+
+def run(address: str, port: int, token: bytes, *, here: str | None, size: int, only: str = "") -> dict[str, Any]:
+    with connected(address, port, token, here) as peer:
+        settings = load().ucx
+        machines = {"here": dataclasses.asdict(detect()), "there": peer.ask("machine")}
+        checks = [_check(peer, check) for check in CHECKS if only in check.__name__]
+        throughput = [_throughput(peer, settings, size, granule) for granule in _GRANULES]
+        report = {
+            "settings": settings.agreed() | {"net_devices": settings.net_devices},
+            "machines": machines,
+            "lanes": throughput[-1]["lanes"],
+            "checks": checks,
+            "kills": _kills(peer),
+            "registration": _registration(peer, size),
+            "throughput": throughput,
+            "rails": _rails(peer, settings, size),
+            "ucx_perftest": _perftest(peer, address),
+        }
+    return report | {"not_tried_on_hardware": _not_tried(report["lanes"])}
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def _check(peer: Peer, check: Callable[[Maker], None]) -> dict[str, Any]:
+    """The other process of a check is on the other host; a check that needs none runs on this one alone."""
+    began = time.monotonic()
+    asked: list[int] = []
+
+    def process(_make: Maker, node: int) -> RemoteProcess:
+        asked.append(node)
+        return RemoteProcess(peer, node)
+
+    failure = ""
+    try:
+        with tools.other_processes(process):
+            check(HardwareEndpoint)
+    except Exception as error:  # whatever it is belongs into the report
+        failure = f"{type(error).__name__}: {error}"
+    return {
+        "check": check.__name__.removeprefix("check_"),
+        "hosts": 2 if asked else 1,
+        "passed": not failure,
+        "failure": failure,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def _kills(peer: Peer) -> dict[str, float]:
+    """Seconds until the receiver knows: of a kill by itself; of a stop, until a cancelled stream has let go."""
+    size = 512 << 20
+
+    def begun(end: HardwareEndpoint, process: RemoteProcess) -> Receiving:
+        key = next_key()
+        process.serve(end.node, key, 1, size, granule=1 << 20)
+        incoming = Receiving(end, process.node, process.address, key, size, granule=1 << 20)
+        wait_until(lambda: incoming.memory.watermark() > 0, "the stream runs")
+        return incoming
+
+    with HardwareEndpoint(_ME) as end:
+        with RemoteProcess(peer, _THEM) as process:
+            incoming = begun(end, process)
+            began = time.monotonic()
+            process.kill()
+            _, fault = incoming.wait()
+            killed = time.monotonic() - began if fault is Fault.BROKEN else 0.0
+        with RemoteProcess(peer, _THEM + 1) as process:
+            incoming = begun(end, process)
+            process.stop()
+            time.sleep(0.2)
+            began = time.monotonic()
+            incoming.cancel()
+            incoming.wait()
+            cancelled = time.monotonic() - began
+    return {"kill_noticed_seconds": killed, "stopped_cancelled_seconds": cancelled}
+
+
+# --- measurements -----------------------------------------------------------------------------------------------
+
+
+class _Link:
+    """A link from a process on the other host, over these devices of this host."""
+
+    def __init__(self, peer: Peer, settings: UcxSettings, stack: ExitStack) -> None:
+        self._end = stack.enter_context(HardwareEndpoint(_ME, settings=settings))
+        self._process = stack.enter_context(RemoteProcess(peer, _THEM))
+
+    def seconds(self, size: int, granule: int, memory: Memory) -> float:
+        """How long an object takes, without the comparison of every byte that follows."""
+        key = next_key()
+        self._process.serve(self._end.node, key, _SEED, size, granule=granule)
+        began = time.perf_counter()
+        stream = Receiving(
+            self._end, self._process.node, self._process.address, key, size, granule=granule, memory=memory
+        )
+        stream.wait()
+        took = time.perf_counter() - began
+        stream.complete(_SEED)
+        return took
+
+    def lanes(self) -> list[str]:
+        found = [lane for lanes in self._end.transport.lanes().values() for lane in lanes]
+        return sorted({f"{lane.transport}/{lane.device}" for lane in found})
+
+
+def _throughput(peer: Peer, settings: UcxSettings, size: int, granule: int) -> dict[str, Any]:
+    """The median of several objects into memory that was used before."""
+    with ExitStack() as stack:
+        link = _Link(peer, settings, stack)
+        array = bytearray(size)
+        link.seconds(size, granule, Memory(array))
+        seconds = statistics.median(link.seconds(size, granule, Memory(array)) for _ in range(_REPEAT))
+        return {
+            "granule": granule,
+            "bytes_per_second": round(size / seconds),
+            "lanes": link.lanes(),
+            "net_devices": settings.net_devices,
+        }
+
+
+def _registration(peer: Peer, size: int) -> dict[str, float]:
+    """The first object into fresh memory, and the next into the same: on RDMA the difference is pages and their
+    registration, elsewhere pages alone."""
+    with ExitStack() as stack:
+        link = _Link(peer, load().ucx, stack)
+        link.seconds(1 << 20, 1 << 20, Memory(bytearray(1 << 20)))  # the link is open
+        array = bytearray(size)
+        return {
+            "first_seconds": link.seconds(size, 1 << 20, Memory(array)),
+            "again_seconds": link.seconds(size, 1 << 20, Memory(array)),
+        }
+
+
+def _rails(peer: Peer, settings: UcxSettings, size: int) -> list[dict[str, Any]]:
+    """Each device of the settings alone, and all together; nothing if there is only one."""
+    if len(settings.net_devices) < 2:
+        return []
+    ways = [*((device,) for device in settings.net_devices), settings.net_devices]
+    return [_throughput(peer, replace(settings, net_devices=devices), size, 4 << 20) for devices in ways]
+
+
+def _perftest(peer: Peer, address: str) -> dict[str, Any]:
+    """UCX's own figure for messages of 1 MiB under the same settings, where both hosts have the tool."""
+    command = perftest_command(address, "-t", "tag_bw", "-s", str(1 << 20), "-n", "2000", "-w", "100", "-f")
+    if command is None or not peer.ask("perftest"):
+        return {"missing": "ucx_perftest is not on both hosts"}
+    time.sleep(1)  # it says nothing when it is ready
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PERFTEST_SECONDS, env=ucx_environment(), check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"missing": f"ucx_perftest was not done after {_PERFTEST_SECONDS} s"}
+    last = next((line for line in reversed(done.stdout.splitlines()) if re.match(r"\s*(Final:)?\s*\d", line)), "")
+    return {"status": done.returncode, "last_line": last.strip(), "error": done.stderr.strip()[-500:]}
+
+
+def _not_tried(lanes: list[str]) -> list[str]:
+    used = {lane.partition("/")[0] for lane in lanes}
+    rdma = any(name.startswith(_RDMA) for name in used)
+    missing = [] if rdma else [f"RDMA: these links used {', '.join(lanes) or 'nothing'}"]
+    if len(lanes) < 2 or not rdma:
+        missing.append("several RDMA rails")
+    return [*missing, "device memory: links were checked with host memory"]
