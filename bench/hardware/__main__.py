@@ -31,7 +31,7 @@ def main() -> int:
             serve(given.address, given.port, token)
             return 0
         report = run(given.address, given.port, token, here=given.here, size=given.size << 20, only=given.only)
-    except (OSError, TransportError) as error:
+    except (AssertionError, OSError, TransportError) as error:
         sys.stderr.write(f"ci/hardware: {error}\n")
         return 1
     sys.stdout.write(json.dumps(report, indent=2) + "\n")

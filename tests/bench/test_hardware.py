@@ -59,6 +59,7 @@ def test_the_report_says_what_was_used_and_what_was_not(hosts: list[Host]) -> No
 def test_two_devices_are_measured_alone_and_together(hosts: list[Host]) -> None:
     report = json.loads(run(hosts, "--only", "no such check", HOPLITE_UCX_NET_DEVICES="eth0,lo").stdout)
     assert [each["net_devices"] for each in report["rails"]] == [["eth0"], ["lo"], ["eth0", "lo"]]
+    assert ["failure" in each for each in report["rails"]] == [False, True, False]  # nobody is reached over loopback
 
 
 def test_what_cannot_be_is_told(hosts: list[Host]) -> None:

@@ -72,6 +72,7 @@ class Library:
 
     def __init__(self) -> None:
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+        os.environ.setdefault("UCX_LOG_FILE", "stderr")  # standard output is for what commands print
         try:
             self._load()
         except (ImportError, OSError, AttributeError) as error:
