@@ -44,7 +44,7 @@ class Outcome:
     moment: float
     """Seconds after the operation began."""
     seconds: float | None = None
-    """Until the last of the calls that came to a value."""
+    """Until the last of the calls on other machines that came to a value."""
     after_fault: float | None = None
     """From the fault until the last call was answered."""
     recoveries: list[Recovery] = field(default_factory=list)
@@ -82,7 +82,8 @@ def play(arena: Arena, plan: Plan) -> Outcome:
         outcome.answers[str(call.rank)] = str(call.answer)
     ends = [_ended(call) for call in disturbed]
     outcome.after_fault = max((end - fault_at for end in ends if end is not None), default=None)
-    done = [call.answer.done["ended"] - at for call in disturbed if call.answer.done is not None]
+    spared = [call for call in disturbed if fault.spares_machines or call.rank != victim]
+    done = [call.answer.done["ended"] - at for call in spared if call.answer.done is not None]
     outcome.seconds = max(done, default=None)
     _compare(arena, evidence)
     outcome.recoveries = _recoveries(arena, evidence, victim_node)

@@ -78,6 +78,13 @@ def faults(
         raise typer.Exit(1)
 
 
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    return console
+
+
 def _of(record: Record) -> str:
     if "fault" not in record:
         return "not played"
@@ -85,7 +92,7 @@ def _of(record: Record) -> str:
 
 
 def _show(summary: Summary, title: str) -> None:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("fault")
     for column in ("cases", "noticed p50", "p99", "next byte p50", "p99", "all ended p50", "p99"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -94,9 +101,8 @@ def _show(summary: Summary, title: str) -> None:
         for times in (summary.noticed.get(kind), summary.next_byte.get(kind), summary.completed.get(kind)):
             cells += ["-", "-"] if times is None else [format_duration(t, 3) for t in (times.p50, times.p99)]
         table.add_row(kind, str(cases), *cells)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
+    console = _console()
+    console.print(title, style="bold", soft_wrap=True)
     console.print(table)
     counts = ", ".join(f"{name} {count}" for name, count in sorted(summary.by_operation.items()))
     errors = ", ".join(f"{name} {count}" for name, count in sorted(summary.errors.items()))
@@ -134,7 +140,7 @@ def recovery(
 
 
 def _show_recovery(found: Found, title: str) -> None:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for column in ("", "count", "p50", "p99", "most"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     rows = {
@@ -148,9 +154,8 @@ def _show_recovery(found: Found, title: str) -> None:
     for name, times in rows.items():
         if times is not None:
             table.add_row(name, str(times.count), *(format_duration(t, 3) for t in (times.p50, times.p99, times.most)))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
+    console = _console()
+    console.print(title, style="bold", soft_wrap=True)
     console.print(table)
     ratio = "-" if found.ratio is None else f"{found.ratio:.3f}"
     console.print(f"disturbed to undisturbed: {ratio}; all values came in {found.values} rounds; hit: {found.hit}")
@@ -187,7 +192,7 @@ def soak(
 
 
 def _show_soak(verdict: Verdict) -> None:
-    table = Table(title=f"{verdict.seconds / 60:.1f} minutes", title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for column in ("process", "life", "memory", "descriptors", "threads", ""):
         table.add_column(column, no_wrap=True)
     for each in verdict.growth:
@@ -200,9 +205,8 @@ def _show_soak(verdict: Verdict) -> None:
             f"{first.threads} → {last.threads}",
             "flat" if each.flat else "GROWS",
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
+    console = _console()
+    console.print(f"{verdict.seconds / 60:.1f} minutes", style="bold", soft_wrap=True)
     console.print(table)
     for name, counts in {"tasks": verdict.tasks, "faults": verdict.faults, "errors": verdict.errors}.items():
         told = ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
