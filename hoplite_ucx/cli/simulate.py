@@ -176,18 +176,9 @@ def reduce(
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
     disturbed = Disturbed(kills, _crash(restart_directory))
     scenario = _scenario(shape, size, arrivals, disturbed, seed, copies=copies, count=count, getters=getters)
-    if copies > 1 and scenario.arrivals.pattern is not Pattern.TOGETHER:
-        raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
-    result = measure.reduce(scenario)
+    _require_copies_together(scenario)
     static = _compared(measure.static_reductions, scenario, len(STATIC_REDUCTIONS)) if compare_static else []
-    if as_json:
-        figures = _figures(scenario, result) | _reduction_figures(result)
-        if static:
-            figures["static"] = [_static_figures(tree, result, result.after_last_seconds) for tree in static]
-        typer.echo(json.dumps(figures))
-    else:
-        _show(reduce_report(scenario, result, static))
-    _finish(result)
+    _report_reduction(scenario, measure.reduce(scenario), static, as_json=as_json)
 
 
 @app.command()
@@ -221,10 +212,12 @@ def allreduce(
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
     options = {"copies": copies, "count": count, "getters": nodes, "everywhere": True}
     scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed, **options)
-    if copies > 1 and scenario.arrivals.pattern is not Pattern.TOGETHER:
-        raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
-    result = measure.allreduce(scenario)
+    _require_copies_together(scenario)
     static = _compared(measure.static_allreduces, scenario, len(STATIC_ALLREDUCES)) if compare_static else []
+    _report_reduction(scenario, measure.allreduce(scenario), static, as_json=as_json)
+
+
+def _report_reduction(scenario: Scenario, result: Reduced, static: list[StaticResult], *, as_json: bool) -> None:
     if as_json:
         figures = _figures(scenario, result) | _reduction_figures(result)
         if static:
@@ -270,6 +263,11 @@ def _scenario(shape: Shape, size: int, arrivals: str, disturbed: Disturbed, seed
         )
     except ValueError as refusal:
         raise typer.BadParameter(str(refusal)) from None
+
+
+def _require_copies_together(scenario: Scenario) -> None:
+    if scenario.copies > 1 and scenario.arrivals.pattern is not Pattern.TOGETHER:
+        raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
 
 
 def _arrivals(text: str) -> Arrivals:
