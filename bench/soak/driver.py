@@ -245,9 +245,12 @@ class _Soak:
         while any(lane.task is not None for lane in self._lanes) and time.monotonic() < deadline:
             self._work(more=False)
             time.sleep(_LOOK_AGAIN)
-        if self._books.known:
-            task = self._books.forget(0, list(self._books.known.values()))
-            self._arena.machines[0].peer.ask("delete", **task.step)
+        everything = [*self._books.known.values(), *self._books.strays]
+        if everything:
+            task = self._books.forget(0, everything)
+            answer = self._arena.machines[0].peer.ask("delete", **task.step)
+            if (problem := self._books.end(task, answer)) is not None:
+                self._counts.problems.append(problem)
         for lane in self._lanes:
             lane.peer.ask("drop")
         deadline = time.monotonic() + _REST

@@ -45,6 +45,7 @@ class Known:
     home: int | None
     """The machine it was put on; None for a target."""
     born: float
+    sources: list[Known] = field(default_factory=list)
     deleted: bool = False
 
 
@@ -62,6 +63,8 @@ class Books:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.known: dict[str, Known] = {}
+        self.strays: list[Known] = []
+        """What may or may not exist, because whoever was making it failed or is gone."""
         self._faults: list[tuple[Fault, float]] = []
         self._busy: dict[str, int] = {}
         """How many tasks that are under way have to do with a ref: those are not deleted."""
@@ -108,7 +111,7 @@ class Books:
         chosen = self.dice.sample(list(by_seed.values()), min(len(by_seed), self.dice.randint(2, 6)))
         count = self.dice.randint(max(1, len(chosen) - 1), len(chosen))
         seeds = [seed for object_ in chosen for seed in object_.seeds]
-        target = Known(secrets.token_hex(16), size, seeds, count, None, time.monotonic())
+        target = Known(secrets.token_hex(16), size, seeds, count, None, time.monotonic(), chosen)
         sources = [object_.ref for object_ in chosen]
         everywhere = self.dice.random() < 0.4
         step = {"ref": target.ref, "sources": sources, "count": count, "everywhere": everywhere}
@@ -133,11 +136,14 @@ class Books:
     # --- what came of them -------------------------------------------------------------------------------------
 
     def note_fault(self, fault: Fault) -> list[Known]:
-        """Returns what may be lost because of it: nobody is to wait for that."""
+        """Returns what may be lost because of it, and is not known any more: nobody is to begin anything with it."""
         self._faults.append((fault, time.monotonic()))
         if not fault.loses_copies:
             return []
-        return [object_ for object_ in self.known.values() if object_.home in (None, fault.victim)]
+        doubtful = [object_ for object_ in self.known.values() if object_.home in (None, fault.victim)]
+        for object_ in doubtful:
+            del self.known[object_.ref]
+        return doubtful
 
     def end(self, task: Task, answer: Answer) -> str | None:
         """Take note of what came of a task; returns what is wrong with it."""
@@ -145,6 +151,8 @@ class Books:
             self._busy[object_.ref] -= 1
             if not self._busy[object_.ref]:
                 del self._busy[object_.ref]
+        if task.kind in (TaskKind.PUT, TaskKind.REDUCE) and answer.done is None:
+            self.strays.append(task.about[0])
         if answer.silent:
             return f"a {task.kind} hangs"
         if answer.gone:
@@ -188,7 +196,11 @@ class Books:
         return "nothing that was done leads to this"
 
     def _may_be_lost(self, object_: Known) -> bool:
-        return object_.deleted or any(
+        return object_.deleted or self._was_hit(object_)
+
+    def _was_hit(self, object_: Known) -> bool:
+        """Since it was made; or, of a target, what it was made of."""
+        return any(
             fault.loses_copies and at >= object_.born - 1.0 and object_.home in (None, fault.victim)
             for fault, at in self._faults
-        )
+        ) or any(self._was_hit(source) for source in object_.sources)

@@ -84,6 +84,7 @@ def test_errors_in_the_soak_need_a_reason() -> None:
     books, get = put_and_get()
     doubtful = books.note_fault(Fault(FaultKind.KILL_HOST, 1))
     assert doubtful == get.about
+    assert get.about[0].ref not in books.known
     assert books.end(get, error("ObjectLostError")) is None
     books, get = put_and_get()
     books.note_fault(Fault(FaultKind.KILL_AGENT, 2))
@@ -93,3 +94,12 @@ def test_errors_in_the_soak_need_a_reason() -> None:
     books, get = put_and_get()
     check = books.check(get)
     assert books.end(check, Answer(done={"wrong": "a byte"})) is not None
+
+
+def test_what_may_exist_is_not_forgotten() -> None:
+    books = Books(1)
+    put = books.next_task(1)
+    books.note_fault(Fault(FaultKind.KILL_WORKER, 1))
+    assert books.end(put, Answer(gone=True)) is None
+    assert books.strays == put.about
+    assert books.known == {}
