@@ -60,7 +60,8 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        return not self.problems and all(growth.flat for growth in self.growth)
+        """Without a life that was long enough to be judged, nothing is proven."""
+        return not self.problems and bool(self.growth) and all(growth.flat for growth in self.growth)
 
     def told(self) -> dict[str, Any]:
         growth = [{**asdict(each), "flat": each.flat} for each in self.growth]

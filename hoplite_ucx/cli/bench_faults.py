@@ -211,6 +211,8 @@ def _show_soak(verdict: Verdict) -> None:
     for name, counts in {"tasks": verdict.tasks, "faults": verdict.faults, "errors": verdict.errors}.items():
         told = ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
         console.print(f"{sum(counts.values())} {name}: {told}", soft_wrap=True)
+    if not verdict.growth:
+        console.print("no process lived long enough to be judged: take more --minutes")
     for problem in verdict.problems:
         console.print(f"problem: {problem}", soft_wrap=True)
     console.print("passed" if verdict.passed else "FAILED")
