@@ -67,14 +67,14 @@ def faults(
         seconds = None if minutes is None else 60 * minutes
         records = run_campaign(settings, faults, path=output, seconds=seconds, only=case or None, told=told)
         title = f"{len(records)} faults, {hosts} hosts of {format_bandwidth(rate)}, objects up to {format_size(size)}"
-        if picture is not None:
+        if picture is not None and records:
             plot(records, title, picture)
     summary = summarise(records)
     if as_json:
         typer.echo(summary.json_line())
     else:
         _show(summary, title)
-    if summary.problems:
+    if not summary.passed:
         raise typer.Exit(1)
 
 
@@ -109,7 +109,8 @@ def _show(summary: Summary, title: str) -> None:
     console.print(f"operations: {counts}", style="dim", soft_wrap=True)
     console.print(f"hit: {', '.join(f'{n} {c}' for n, c in sorted(summary.by_role.items()))}", style="dim")
     console.print(f"calls ended as: {errors}", style="dim", soft_wrap=True)
-    console.print(f"{len(summary.problems)} problems" if summary.problems else "nothing was wrong")
+    told = f"{len(summary.problems)} problems" if summary.problems else "nothing was wrong"
+    console.print(told if summary.cases else "no case was played")
 
 
 # --- one fault, again and again ---------------------------------------------------------------------------------
