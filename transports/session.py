@@ -54,8 +54,9 @@ _MOST_LATER = 64
 FLUSH_SECONDS = 1.0
 # Connections that may be in the handshake at once; others wait in the kernel's queue.
 MAX_HANDSHAKES = 256
-# When they are that many, one that has taken this long makes room. An honest one takes a few round trips.
-SLOW_SECONDS = 0.25
+# When they are that many, one that has taken this long makes room. An honest one takes a few round
+# trips, and what a host with very much to do makes of them.
+SLOW_SECONDS = 1.0
 
 _LENGTH = Struct("<I")
 # Larger frames are handed to the transport as they are instead of copied behind their length.

@@ -53,7 +53,11 @@ SIZE = 300_000
 
 def test_settings_that_differ_are_refused_before_ucx_is_connected() -> None:
     lost: list[tuple[int, Side, Exception]] = []
-    with UcxEndpoint(1, on_lost=lambda *why: lost.append(why)) as a, OtherSegment(2, on_lost=a.transport._lost) as b:
+
+    def note(*why: tuple[int, Side, Exception]) -> None:
+        lost.append(why)  # type: ignore[arg-type]
+
+    with UcxEndpoint(1, on_lost=note) as a, OtherSegment(2, on_lost=note) as b:
         assert Receiving(b, 1, a.address, KEY, SIZE).wait(5) == (0, Fault.BROKEN)
         wait_until(lambda: len(lost) == 2, "both sides tell")
         for _, _, error in lost:
