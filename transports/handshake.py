@@ -59,6 +59,7 @@ class Kind(enum.IntEnum):
     CONTROL = 1  # a node's session with the directory
     PEER = 2  # the session of two nodes
     BULK = 3  # the link on which a node receives from another
+    READER = 4  # a worker's session with the directory, in which it asks for small objects and nothing else
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ class Session(asyncio.Protocol):
         self.on_frame: Callable[[bytes], None] = _ignore_frame
         self.on_closed: Callable[[TransportError | None], None] = _ignore_close
         self._made = made
-        self._max_frame = max_frame
+        self._max_frame = self._max_sent = max_frame
+        self._max_unsent = MAX_UNSENT
         self._transport: asyncio.Transport | None = None
         self._rest = bytearray()
         self._needed = _LENGTH.size  # bytes of `_rest` before there is anything to do
@@ -92,22 +93,27 @@ class Session(asyncio.Protocol):
     def open(self) -> bool:
         return self._open
 
+    def restrict(self, received: int, unsent: int) -> None:
+        """Closer bounds for a peer that may be one of very many: of frames from it, and of what may wait for it."""
+        self._max_frame = received
+        self._max_unsent = unsent
+
     def send(self, frame: bytes) -> None:
         """Send a frame; of a session that is closed, nothing is sent, as if the connection had just broken."""
         if not self._open or self._transport is None:
             return
-        if len(frame) > self._max_frame:
-            raise ValueError(f"a frame of {len(frame)} bytes is longer than {self._max_frame}")
+        if len(frame) > self._max_sent:
+            raise ValueError(f"a frame of {len(frame)} bytes is longer than {self._max_sent}")
         if self._later:
             self.flush()
         if len(frame) <= _COPY_LIMIT:
             self._transport.write(_LENGTH.pack(len(frame)) + frame)
         else:
             self._transport.writelines((_LENGTH.pack(len(frame)), frame))
-        if self._transport.get_write_buffer_size() > MAX_UNSENT:
+        if self._transport.get_write_buffer_size() > self._max_unsent:
             self._fail(
                 OverloadError(
-                    f"the peer does not read: {MAX_UNSENT >> 20} MiB wait for it",
+                    f"the peer does not read: {self._max_unsent >> 20} MiB wait for it",
                     self.peer.address,
                     "check whether the process there is stopped or overloaded",
                 )

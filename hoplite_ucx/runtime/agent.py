@@ -62,7 +62,7 @@ from hoplite_ucx.runtime.slots import Combiner, Slot
 from hoplite_ucx.runtime.store import SMALL, SegmentSink, Store
 from hoplite_ucx.runtime.unperformed import calls_behind, events_instead, failure_of
 from hoplite_ucx.runtime.waking import Waker, now
-from hoplite_ucx.runtime.wire import Greeting
+from hoplite_ucx.runtime.wire import DirectoryAt, Greeting
 from hoplite_ucx.runtime.workers import Workers, socket_name
 from hoplite_ucx.transports.addresses import check_token
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
@@ -124,7 +124,7 @@ class Agent:
         self._combiner = Combiner()
         self._local = LocalStreams(self._combiner.executor)
         self._peers = PeerSessions(self._me, self.dispatch)
-        self._workers = Workers(self.dispatch, self._greeting, self.status)
+        self._workers = Workers(self.dispatch, self._greeting, self.status, self._directory_at)
         self._store = self._workers.store = Store(profile.memory, self._workers.forget)
         self._transport = transport = await self._loop.run_in_executor(None, open_transport, self._me)
         self._listener = Listener(self._me, {Kind.PEER: self._peers.accept}, transport.adopt, on_refused=tell_refused)
@@ -452,6 +452,12 @@ class Agent:
             self._profile.memory,
             self._directory is not None,
         )
+
+    def _directory_at(self, call: int) -> DirectoryAt:
+        """Workers have no certificate, and none goes to a directory that this node has not joined."""
+        if self._tls is not None or self._directory is None:
+            return DirectoryAt(call, None)
+        return DirectoryAt(call, self._profile.directory, self._profile.token, self.machine.incarnation)
 
     def status(self, history: bool = False) -> dict[str, Any]:
         memory = self.machine.memory

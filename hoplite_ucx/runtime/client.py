@@ -1,8 +1,9 @@
 """The worker's client: calls on the caller's own thread, values on mapped memory, and what is given back in the end.
 
-Every thread has a connection of its own. One more, in the background, tells the agent which mappings are gone, and
-hears which of this process's old mappings will not be used again; its end tells the agent that this process is gone. A
-child made by fork has none of this: its copies of the sockets are closed, and it must begin anew.
+Calls go to the host's agent; only a get of a single object asks the directory first, which may have it (see `reader`).
+Every thread has a connection of its own to the agent. One more, in the background, tells it which mappings are gone,
+and hears which of this process's old mappings will not be used again; its end tells the agent that this process is
+gone. A child made by fork has none of this: its copies of the sockets are closed, and it must begin anew.
 """
 
 import os
@@ -22,8 +23,10 @@ from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.connection import Connection
 from hoplite_ucx.runtime.kernels import Bytes
+from hoplite_ucx.runtime.reader import Reader
 from hoplite_ucx.runtime.values import Encoded
 from hoplite_ucx.transports import shm
+from hoplite_ucx.transports.handshake import Identity
 
 _GRACE = 5.0
 """How much later than the caller's time limit the agent's word may come."""
@@ -46,6 +49,8 @@ class Client:
         self._released: deque[tuple[int, int]] = deque()
         self._background = Connection(name, self._identity, background=True)
         self.greeting = self._background.greeting
+        me = Identity(int.from_bytes(self._identity[:8]), b"", self.greeting.cluster.encode())
+        self.reader = Reader(me, self._directory_at)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._janitor = threading.Thread(target=self._run_janitor, name="hoplite-janitor", daemon=True)
         self._janitor.start()
@@ -60,6 +65,7 @@ class Client:
         if os.getpid() == self._pid:
             self._poke()
             self._janitor.join(2.0)
+            self.reader.close()
         for connection in list(self._connections):
             connection.close()
         self._background.close()
@@ -70,6 +76,7 @@ class Client:
     def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
         """Returns whether the ref had an object already, which stays. A `fresh` ref was made for this put."""
         connection = self._connection()
+        self.reader.is_near(ref)
         call = connection.next_call()
         small = encoded.size <= self.greeting.small_limit
         data = encoded.to_bytes() if small else None
@@ -88,6 +95,7 @@ class Client:
         """Memory to fill by hand, for an object that is too large to be sent by copy."""
         connection = Connection(self._name, self._identity, background=False)
         self._connections.add(connection)
+        self.reader.is_near(ref)
         call = connection.next_call()
         try:
             connection.send(wire.PutRequest(call, ref, size, layout, None, timeout))
@@ -122,8 +130,14 @@ class Client:
 
     def _get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
         connection = self._connection()
-        reply = self._ask(connection, lambda call: wire.GetRequest(call, ref, timeout), timeout)
+        began = time.monotonic()
+        if (found := self.reader.look(ref, timeout)) is not None:
+            return memoryview(found.data), found.layout
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
+        reply = self._ask(connection, lambda call: wire.GetRequest(call, ref, left), left)
         assert isinstance(reply, wire.Value)
+        if reply.size > self.greeting.inline_limit:
+            self.reader.is_near(ref)
         return self._open(connection, reply), reply.layout
 
     def wait(self, refs: Sequence[bytes], count: int, timeout: float | None) -> tuple[list[bytes], list[bytes]]:
@@ -144,6 +158,7 @@ class Client:
         *,
         everywhere: bool = False,
     ) -> None:
+        self.reader.is_near(target)
         self._ask(
             self._connection(),
             lambda call: wire.ReduceRequest(call, target, tuple(sources), op, count, timeout, everywhere),
@@ -161,6 +176,11 @@ class Client:
         return reply.status
 
     # --- connections -------------------------------------------------------------------------------------------
+
+    def _directory_at(self) -> wire.DirectoryAt:
+        reply = self._ask(self._connection(), wire.DirectoryRequest, _GRACE)
+        assert isinstance(reply, wire.DirectoryAt)
+        return reply
 
     def _connection(self) -> Connection:
         if self._closed:
@@ -256,7 +276,7 @@ class Client:
                         if isinstance(reply, wire.Forget):
                             self._mine.pop(reply.backing, None)
         except HopliteError:
-            pass  # the agent is gone; whoever calls next hears of it
+            self.reader.close()  # the agent is gone; whoever calls next hears of it
         finally:
             os.close(self._wake)
 
@@ -277,6 +297,7 @@ class Client:
         for connection in [*self._connections, self._background]:
             with suppress(OSError):
                 connection.close()
+        self.reader.after_fork_in_child()
 
 
 class OpenPut:

@@ -4,7 +4,8 @@ Of a node only the session with its latest `Join` speaks. Who sent a message is 
 joins under another identity than that is turned away. A directory that was restarted has a higher incarnation than any
 before it, because it counts milliseconds.
 
-Beside nodes, whoever has the token may ask for a status, in a session that never joins.
+Beside nodes, whoever has the token may ask for a status, in a session that never joins. *Readers* are workers that ask
+for small objects themselves: they have a kind of session of their own, in which anything but a `Look` is its end.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from hoplite_ucx.protocol import Directory
+from hoplite_ucx.protocol import Directory, lookups
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.protocol.events import (
     DirectoryEffect,
@@ -49,6 +50,9 @@ STATUS = b"\xc1status"
 DIRECTORY_NODE = 0
 """The number under which a directory proves itself; nodes draw theirs above it."""
 
+MAX_READERS = 4096
+"""More are turned away, and go on through their agents."""
+
 _PROBE_SECONDS = 0.5
 
 
@@ -56,8 +60,10 @@ class DirectoryServer:
     def __init__(self, cluster: str, token: bytes, settings: Settings | None = None, tls: Tls | None = None) -> None:
         incarnation = time.time_ns() // 1_000_000
         self.machine = Directory(incarnation, cluster, settings)
-        self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), tls=tls)
+        info = lookups.encode_incarnation(incarnation)
+        self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), info, tls=tls)
         self._sessions: dict[NodeId, Session] = {}
+        self._readers: set[Session] = set()
         self._events: deque[DirectoryEvent] = deque()
         self._handling = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,7 +81,8 @@ class DirectoryServer:
         if successor:
             self.machine.recover(now())
             self._waker.set(self.machine.wakeup())
-        self._listener = Listener(self._identity, {Kind.CONTROL: self._accept}, on_refused=tell_refused)
+        kinds: dict[Kind, Callable[[Session], None]] = {Kind.CONTROL: self._accept, Kind.READER: self._accept_reader}
+        self._listener = Listener(self._identity, kinds, on_refused=tell_refused)
         return await self._listener.start(host, port)
 
     async def close(self) -> None:
@@ -83,7 +90,7 @@ class DirectoryServer:
         await self._listener.close()
         for task in self._tasks:
             task.cancel()
-        for session in list(self._sessions.values()):
+        for session in [*self._sessions.values(), *self._readers]:
             session.close()
 
     # --- the machine -------------------------------------------------------------------------------------------
@@ -171,6 +178,24 @@ class DirectoryServer:
         session.on_frame = on_frame
         session.on_closed = on_closed
 
+    def _accept_reader(self, session: Session) -> None:
+        if len(self._readers) >= MAX_READERS:
+            session.close()
+            return
+        self._readers.add(session)
+        session.restrict(lookups.MAX_LOOK, 2 * lookups.MAX_ANSWER)
+
+        def on_frame(frame: bytes) -> None:
+            try:
+                look = lookups.decode_look(frame)
+            except HopliteError:
+                session.close()
+                return
+            session.send(lookups.encode(self.machine.look(look.ref)))
+
+        session.on_frame = on_frame
+        session.on_closed = lambda _: self._readers.discard(session)
+
     def _introduce(self, newcomer: Join) -> None:
         """Let those who are there and a newcomer know each other, if they are few."""
         others = [member for member in self.machine.members if member.node != newcomer.node]
@@ -189,6 +214,7 @@ class DirectoryServer:
             "incarnation": machine.incarnation,
             "uptime": now() - self._started,
             "objects": len(machine.records),
+            "readers": len(self._readers),
             "nodes": [
                 {
                     "node": label(member.node),

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import Ref
-from hoplite_ucx.protocol.messages import Bytes, Layout, Number, Operation, Text, malformed
+from hoplite_ucx.protocol.messages import MAX_TEXT, Bytes, Layout, Number, Operation, Text, malformed
 
 WIRE = 1
 MAX_FRAME = 8 << 20
@@ -110,6 +110,12 @@ class StatusRequest(_Request, frozen=True):
     history: bool = False
 
 
+class DirectoryRequest(_Request, frozen=True):
+    """Where is the directory, and how is one let in?"""
+
+    call: Number
+
+
 class Ping(_Request, frozen=True):
     call: Number
 
@@ -132,6 +138,7 @@ Request: TypeAlias = (
     | ReduceRequest
     | ContributorsRequest
     | StatusRequest
+    | DirectoryRequest
     | Ping
     | Released
 )
@@ -198,6 +205,19 @@ class Report(_Reply, frozen=True):
     status: dict[str, Any]
 
 
+class DirectoryAt(_Reply, frozen=True):
+    """How this worker can ask the directory itself; no address, if it should not. It is of the agent's own user."""
+
+    call: Number
+    address: Text | None
+    token: Annotated[bytes, Meta(max_length=MAX_TEXT)] = b""
+    incarnation: Number = 0
+    """Of the directory that the agent has joined: one with a lower number has been replaced."""
+
+    def __repr__(self) -> str:
+        return f"DirectoryAt({self.address}, incarnation {self.incarnation})"
+
+
 class Refused(_Reply, frozen=True):
     call: Number
     failure: Failure
@@ -209,7 +229,9 @@ class Forget(_Reply, frozen=True):
     backing: Number
 
 
-Reply: TypeAlias = Greeting | Space | Stored | Value | Ready | Done | References | Report | Refused | Forget
+Reply: TypeAlias = (
+    Greeting | Space | Stored | Value | Ready | Done | References | Report | DirectoryAt | Refused | Forget
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

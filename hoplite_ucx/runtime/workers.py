@@ -82,10 +82,12 @@ class Workers:
         dispatch: Callable[[NodeEvent], None],
         greeting: Callable[[], wire.Greeting],
         status: Callable[[bool], dict[str, Any]],
+        directory_at: Callable[[int], wire.DirectoryAt],
     ) -> None:
         self._dispatch = dispatch
         self._greeting = greeting
         self._status = status
+        self._directory_at = directory_at
         self.store: Store
         self.inline_limit = 0
         self._loop = asyncio.get_running_loop()
@@ -211,6 +213,8 @@ class Workers:
                 self._cancel(session, number)
             case wire.StatusRequest(number, history):
                 session.send(wire.Report(number, self._status(history)))
+            case wire.DirectoryRequest(number):
+                session.send(self._directory_at(number))
             case wire.Ping(number):
                 session.send(wire.Done(number))
             case wire.Released(pins):

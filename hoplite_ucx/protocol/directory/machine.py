@@ -31,6 +31,7 @@ from hoplite_ucx.protocol.events import (
     Tick,
 )
 from hoplite_ucx.protocol.ids import NodeId, label, receiver_key
+from hoplite_ucx.protocol.lookups import Answer
 from hoplite_ucx.protocol.messages import (
     PROTOCOL,
     Aborted,
@@ -137,6 +138,10 @@ class Directory:
         if self.world.take_supply_change():
             self.objects.place_starving()
         return self.world.take_effects()
+
+    def look(self, ref: bytes) -> Answer:
+        """What a reader is told of a ref. This changes nothing, and may come between any two events."""
+        return self.objects.look(ref)
 
     def wakeup(self) -> float | None:
         """When the shell must send a `Tick` at the latest."""

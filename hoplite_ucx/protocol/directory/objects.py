@@ -22,6 +22,7 @@ from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import SendNode
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
+from hoplite_ucx.protocol.lookups import Absent, Answer, Found
 from hoplite_ucx.protocol.messages import (
     Bind,
     Contributors,
@@ -307,6 +308,16 @@ class Objects:
         broadcast.add_copy(member)
         self.announce_if_ready(record)
         self.settle(record)
+
+    def look(self, ref: bytes) -> Answer:
+        """The bytes, if a want would be answered with them now."""
+        record = self.records.get(ref)
+        if record is None or record.deleted or record.reduction is not None:
+            return Absent(ref)
+        broadcast = record.broadcast
+        if broadcast is None or broadcast.inline is None or not broadcast.sealed or self.world.recovering:
+            return Absent(ref)
+        return Found(broadcast.version, broadcast.layout, broadcast.inline)
 
     def serve(self, record: Record, member: Member) -> None:
         """Answer a want with the bytes, a place in the tree, or patience."""

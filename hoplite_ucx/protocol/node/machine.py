@@ -119,6 +119,11 @@ class NodeState:
     def node(self) -> NodeId:
         return self._context.node
 
+    @property
+    def incarnation(self) -> int:
+        """Of the directory that was joined last."""
+        return self._context.incarnation
+
     def start(self, now: float) -> list[NodeEffect]:
         self._context.now = now
         self._context.emit(ConnectDirectory())

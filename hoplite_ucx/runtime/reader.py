@@ -1,0 +1,198 @@
+"""The short way to small objects: a worker asks the directory itself, in a session in which it can do nothing else.
+
+The way through the agent crosses four processes' queues, and the queues are what a small get costs. This one is a hint
+and nothing more: `look` returns a small object, or None, and then the agent is asked, which alone decides what a user
+hears. So it may give up at any doubt, and it does: if another thread is using the session, if there is none, if the
+directory does not answer within `_PATIENCE`, after anything odd. It never connects on a caller's time; a thread of its
+own does that, at the first need and not sooner than a pause after a failure.
+
+One session serves the process. `_lock` is held while a question is open, and callers do not wait for it: a thread that
+finds it taken goes through its agent. So does whoever gets what is *near*: what this process put or asked to
+be reduced, and what is large, as far as that is remembered.
+"""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.lookups import (
+    MAX_ANSWER,
+    Answer,
+    Found,
+    Look,
+    decode_answer,
+    decode_incarnation,
+    encode,
+)
+from hoplite_ucx.runtime.wire import DirectoryAt
+from hoplite_ucx.transports.addresses import parse_address, tune
+from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
+
+_PATIENCE = 0.25
+_LEAST = 0.001
+"""Who has less time than this asks its agent at once."""
+_CONNECT_SECONDS = 1.0
+_PAUSE, _LONGEST_PAUSE = 1.0, 16.0
+_MOST_NEAR = 8192
+_RECEIVE = 64 << 10
+_LENGTH = struct.Struct("<I")
+_TIMEVAL = struct.Struct("ll")
+
+
+class Reader:
+    def __init__(self, me: Identity, directory_at: Callable[[], DirectoryAt]) -> None:
+        """`directory_at` asks the agent where the directory is, and for the token, which `me` is without."""
+        self._me = me
+        self._directory_at = directory_at
+        self._near: dict[bytes, None] = {}
+        self._near_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._limit = 0.0  # what the socket's calls are limited to
+        self._thread: threading.Thread | None = None
+        self._pause = _PAUSE
+        self._not_before = 0.0
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        return self._sock is not None
+
+    def look(self, ref: bytes, timeout: float | None) -> Found | None:
+        """The object, if it is small and there; it takes no longer than the directory's answer, or a short time."""
+        limit = _PATIENCE if timeout is None else min(timeout, _PATIENCE)
+        if ref in self._near or limit < _LEAST or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._sock is None:
+                self._connect_soon()
+                return None
+            return self._ask(self._sock, ref, limit)
+        finally:
+            self._lock.release()
+
+    def is_near(self, ref: bytes) -> None:
+        """From now on the agent is asked for it."""
+        with self._near_lock:
+            self._near[ref] = None
+            if len(self._near) > _MOST_NEAR:
+                del self._near[next(iter(self._near))]
+
+    def close(self) -> None:
+        """A question that is open ends at once, and is answered with None."""
+        self._closed = True
+        if (sock := self._sock) is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        if self._lock.acquire(timeout=2 * _PATIENCE):
+            self._drop()
+            self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """The child lets go of its copy; its lock may be held by a thread that it does not have."""
+        self._closed = True
+        self._drop()
+
+    # --- with the lock -----------------------------------------------------------------------------------------
+
+    def _ask(self, sock: socket.socket, ref: bytes, limit: float) -> Found | None:
+        try:
+            self._set_limit(sock, limit)
+            frame = encode(Look(ref))
+            sock.sendall(_LENGTH.pack(len(frame)) + frame)
+            answer = _receive(sock, time.monotonic() + limit)
+        except (OSError, HopliteError):
+            self._failed()
+            return None
+        except BaseException:  # the caller is interrupted, and nobody would read the answer
+            self._drop()
+            raise
+        if (answer.version.ref if isinstance(answer, Found) else answer.ref) != ref:
+            self._failed()
+            return None
+        self._pause = _PAUSE
+        return answer if isinstance(answer, Found) else None
+
+    def _set_limit(self, sock: socket.socket, limit: float) -> None:
+        """The kernel keeps it: Python's own would cost more system calls for every question."""
+        if limit != self._limit:
+            timeval = _TIMEVAL.pack(0, int(limit * 1e6))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+            self._limit = limit
+
+    def _failed(self) -> None:
+        self._drop()
+        self._not_before = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _drop(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    # --- connecting --------------------------------------------------------------------------------------------
+
+    def _connect_soon(self) -> None:
+        if self._closed or self._thread is not None or time.monotonic() < self._not_before:
+            return
+        self._thread = threading.Thread(target=self._connect, name="hoplite-reader", daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> None:
+        sock = None
+        with suppress(OSError, ValueError, HopliteError, TransportError):
+            sock = _dial(self._directory_at(), self._me)
+        with self._lock:
+            self._thread = None
+            self._sock, self._limit = sock, 0.0
+            if sock is None:
+                self._failed()
+            elif self._closed:
+                self._drop()
+
+
+def _dial(directory: DirectoryAt, me: Identity) -> socket.socket | None:
+    """A proven session with the directory that the agent has joined, or a later one; None if there is to be none."""
+    if directory.address is None:
+        return None
+    sock = socket.create_connection(parse_address(directory.address), timeout=_CONNECT_SECONDS)
+    try:
+        tune(sock)
+        steps = client(replace(me, token=directory.token), Kind.READER, directory.address)
+        peer = run_blocking(steps, sock, directory.address)
+        if decode_incarnation(peer.info) < directory.incarnation:
+            sock.close()
+            return None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _receive(sock: socket.socket, deadline: float) -> Answer:
+    """The one frame that comes next; an OSError if it does not come in time."""
+    data = sock.recv(_RECEIVE)
+    while not _is_whole(data):
+        piece = sock.recv(_RECEIVE)
+        if not piece or time.monotonic() >= deadline:
+            raise TimeoutError("the directory's answer did not come, or not in time")
+        data += piece
+    return decode_answer(data[_LENGTH.size :])
+
+
+def _is_whole(data: bytes) -> bool:
+    if not data:
+        raise ConnectionResetError("the directory closed the session")
+    if len(data) < _LENGTH.size:
+        return False
+    length: int = _LENGTH.unpack_from(data)[0]
+    if length > MAX_ANSWER or len(data) > _LENGTH.size + length:
+        raise ConnectionAbortedError("this is no answer of a directory")
+    return len(data) == _LENGTH.size + length
