@@ -25,7 +25,7 @@ import msgspec
 from msgspec import inspect
 
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.protocol import Directory, NodeState
+from hoplite_ucx.protocol import Directory, NodeState, lookups
 from hoplite_ucx.protocol import messages as protocol
 from hoplite_ucx.protocol.events import DirectoryConnected, FromDirectory, FromNode, FromPeer
 from hoplite_ucx.protocol.ids import node_id
@@ -172,6 +172,7 @@ def parsers(rng: random.Random) -> list[Parser]:
         return [msgspec.msgpack.encode(samples.of(kinds[n % len(kinds)])) for n in range(_SAMPLES)]
 
     to_directory, to_node, to_peer = map(messages, (protocol.ToDirectory, protocol.ToNode, protocol.ToPeer))
+    looks = [lookups.encode(lookups.Look(rng.randbytes(16))) for _ in range(_SAMPLES)]
     requests, replies = messages(wire.Request), messages(wire.Reply)
     me, peer = Identity(1, _TOKEN, b"cluster"), Identity(2, _TOKEN, b"cluster", b"info")
     from_client, from_server = _conversation(me, peer)
@@ -182,6 +183,8 @@ def parsers(rng: random.Random) -> list[Parser]:
         Parser("handshake client", [from_server], lambda data: _converse(client(peer, Kind.PEER, "fuzz"), data)),
         Parser("session", [_framed(rng, to_peer) for _ in range(_SAMPLES)], _SessionFeed(rng).read),
         Parser("directory", to_directory, directory.read),
+        Parser("directory from reader", looks, directory.read_look),
+        Parser("reader from directory", messages(lookups.Answer), lookups.decode_answer),
         Parser("node from directory", to_node, node.read_directory),
         Parser("node from peer", to_peer, node.read_peer),
         Parser("worker requests", [_framed(rng, requests) for _ in range(_SAMPLES)], _wire_reader(wire.decode_request)),
@@ -298,6 +301,9 @@ class _DirectoryMachine:
         self._now += 1e-4
         self._machine.handle(FromNode(node_id(1 + self._frames % 2), message), self._now)
 
+    def read_look(self, data: bytes) -> None:
+        self._machine.look(lookups.decode_look(data).ref)
+
 
 class _NodeMachine:
     def __init__(self) -> None:
@@ -408,6 +414,7 @@ def fuzz_ports(frames: int, seed: int, advance: Advance = lambda _: None) -> Rep
             "directory, no proof": lambda count: ports.unproven(ports.directory, count),
             "agent, no proof": lambda count: ports.unproven(ports.agent, count),
             "directory, session": lambda count: ports.session(ports.directory, Kind.CONTROL, count),
+            "directory, reader": lambda count: ports.session(ports.directory, Kind.READER, count),
             "agent, session": lambda count: ports.session(ports.agent, Kind.PEER, count),
             "agent, link": ports.link,
             "agent, worker": ports.worker,
@@ -466,7 +473,11 @@ class _Ports:
         def bodies(union: object) -> list[bytes]:
             return [msgspec.msgpack.encode(samples.of(kind)) for kind in get_args(union) for _ in range(5)]
 
-        self._bodies = {Kind.CONTROL: bodies(protocol.ToDirectory), Kind.PEER: bodies(protocol.ToPeer)}
+        self._bodies = {
+            Kind.CONTROL: bodies(protocol.ToDirectory),
+            Kind.PEER: bodies(protocol.ToPeer),
+            Kind.READER: [*bodies(protocol.ToDirectory), *[lookups.encode(lookups.Look(bytes(16)))] * 100],
+        }
         self._requests = bodies(wire.Request)
         self._hello = _conversation(Identity(1, _TOKEN), Identity(2, _TOKEN))[0]
 

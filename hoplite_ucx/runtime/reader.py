@@ -38,7 +38,7 @@ _PATIENCE = 0.25
 _LEAST = 0.001
 """Who has less time than this asks its agent at once."""
 _CONNECT_SECONDS = 1.0
-_PAUSE, _LONGEST_PAUSE = 1.0, 16.0
+_PAUSE, _LONGEST_PAUSE = 1.0, 4.0
 _MOST_NEAR = 8192
 _RECEIVE = 64 << 10
 _LENGTH = struct.Struct("<I")
@@ -122,7 +122,7 @@ class Reader:
     def _set_limit(self, sock: socket.socket, limit: float) -> None:
         """The kernel keeps it: Python's own would cost more system calls for every question."""
         if limit != self._limit:
-            timeval = _TIMEVAL.pack(0, int(limit * 1e6))
+            timeval = _TIMEVAL.pack(*divmod(int(limit * 1e6), 1_000_000))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
             self._limit = limit

@@ -664,17 +664,6 @@ def test_a_tombstone_expires() -> None:
     assert d.put("A", 1).counter == 1
 
 
-def test_whoever_was_sent_a_small_object_is_told_when_it_is_over() -> None:
-    d = DirectoryDriver("A", "B", "C")
-    d.tell("A", Put(1, R, 3, b"", b"abc"))
-    d.tell("B", Want(R))
-    assert d.heard("B") == [Inline(V, b"", b"abc")]
-    d.heard("A")
-    d.tell("C", Delete(2, (R,)))
-    assert d.heard("A") == d.heard("B") == [Drop(V)]
-    assert d.heard("C") == [Deleted(2)]
-
-
 def test_of_very_many_deleted_refs_the_oldest_are_forgotten_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tombstones, "_KEPT", 3)
     d = DirectoryDriver("A")

@@ -19,11 +19,9 @@ from hoplite_ucx.protocol.events import (
     DisconnectDirectory,
     Fill,
     Free,
-    FromDirectory,
     GetCall,
     Got,
     NodeEffect,
-    NodeEvent,
     PeerLost,
     PutCall,
     PutDone,
@@ -158,26 +156,6 @@ def test_a_fresh_put_that_comes_to_nothing_later_is_not_answered_twice() -> None
     n.handle(PutCall(5, R, 3, b"", b"abc", None, fresh=True))
     failure = Failure(FailureKind.DELETED, "", "", R)
     assert n.directory(PutRefused(5, failure)) == [Free(1)]
-
-
-def test_a_second_get_of_a_small_object_does_not_travel() -> None:
-    n = NodeDriver()
-    assert n.handle(GetCall(6, R, None)) == [SendDirectory(Want(R))]
-    assert n.directory(Inline(V, b"layout", b"abc")) == [Got(6, V, b"layout", 3, None, b"abc")]
-    assert n.handle(GetCall(7, R, None)) == [Got(7, V, b"layout", 3, None, b"abc")]
-    assert n.handle(WaitCall(8, (R,), 1, None)) == [Waited(8, (R,), ())]
-
-
-@pytest.mark.parametrize(
-    "ends", [FromDirectory(Drop(V)), FromDirectory(Failed(R, Failure(FailureKind.DELETED, "", "", R))), DirectoryLost()]
-)
-def test_what_came_with_an_answer_is_kept_until_the_directory_says_so_or_is_gone(ends: NodeEvent) -> None:
-    n = NodeDriver()
-    n.handle(GetCall(6, R, None))
-    n.directory(Inline(V, b"layout", b"abc"))
-    n.handle(ends)
-    assert not [effect for effect in n.handle(GetCall(7, R, None)) if isinstance(effect, Got)]
-    assert len(n.state.fetching.kept) == 0
 
 
 def test_a_put_of_what_exists_frees_what_it_took() -> None:

@@ -104,8 +104,6 @@ class Broadcast:
         self.origin: Origin | None = None
         """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
-        self.readers: dict[NodeId, None] = {}
-        """Nodes that were sent the inline bytes, and may keep them as long as they are not told to drop them."""
         self.producer: NodeId | None = None
         self.start = 0
         """The producer has nothing below this. Only a slot's that was taken over, see `hosts`."""
@@ -232,7 +230,6 @@ class Broadcast:
     def forget_node(self, node: NodeId) -> None:
         """The node is gone, with its copy and with its slots."""
         self.remove(node)
-        self.readers.pop(node, None)
         for key in self.keys_of(node):
             self.forget(key)
 
@@ -264,7 +261,6 @@ class Broadcast:
         """The version is over. Hosts' accounts are settled and everyone who has a byte of it is told."""
         for node in self.nodes():
             self._world.send(node, Drop(self.version))
-        self.drop_kept()
         for key in list(self.receivers):
             self._detach(self._forget_receiver(key))
         if self.inline is None:
@@ -273,21 +269,11 @@ class Broadcast:
         self.copies.clear()
         self.producer = None
 
-    def drop_kept(self) -> None:
-        """Nobody may give it out any more from what was sent with an answer."""
-        told = set(self.nodes())
-        for node in self.readers:
-            if node not in told:
-                self._world.send(node, Drop(self.version))
-        self.readers.clear()
-
     # --- receivers ---------------------------------------------------------------------------------------------
 
     def give(self, member: Member, into: bytes = NO_SLOT) -> None:
         """Send the bytes with the answer."""
         assert self.inline is not None
-        if not into:
-            self.readers[member.node] = None
         self._world.send(member.node, Inline(self.version, self.layout, self.inline, into))
 
     def want(self, member: Member, watermark: int = 0, into: bytes = NO_SLOT) -> None:

@@ -205,9 +205,6 @@ def _check_roles(record: "Record", broadcast: Broadcast) -> None:
         assert producer not in receivers, f"{version}: the producer {label(producer)} receives"
         assert producer in record.nodes, f"{version}: the producer {label(producer)} is not involved"
         assert producer in locations, f"{version}: the producer {label(producer)} is not in the pool"
-    for reader in broadcast.readers:
-        assert not streamed, f"{version}: {label(reader)} was sent inline bytes that there are none of"
-        assert reader in record.nodes, f"{version}: {label(reader)} was sent the bytes but is not involved"
     strangers = locations.keys() - copies.keys() - set(_stores(receivers)) - {producer}
     assert not strangers, f"{version}: {_labels(strangers)} are in the pool without having any of it"
     for key, receiver in receivers.items():

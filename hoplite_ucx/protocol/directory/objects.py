@@ -455,7 +455,6 @@ class Objects:
         for node in getters:
             broadcast.forget(node)
             self.world.send(node, Drop(broadcast.version))
-        broadcast.drop_kept()
         self.look_at(record.ref)
 
     def reset(self, record: Record) -> None:

@@ -227,8 +227,6 @@ class Calls:
         holding = self._memory.complete_copy(call.ref)
         if holding is not None:
             self._memory.give_out(holding, call.call)
-        elif (kept := self._fetching.kept.get(call.ref)) is not None:
-            self._fetching.give_kept(kept, call.call)
         else:
             self._set_deadline(call.call, call.deadline)
             self._fetching.get(call.ref, call.call)
@@ -248,7 +246,7 @@ class Calls:
             self._set_deadline(call.call, call.deadline)
             unknown = []
             for ref in refs:
-                if self._memory.complete_copy(ref) is not None or ref in self._fetching.kept:
+                if self._memory.complete_copy(ref) is not None:
                     wait.ready[ref] = None
                 elif ref in self._watchers:
                     self._watchers[ref][call.call] = None

@@ -35,7 +35,6 @@ from hoplite_ucx.protocol.messages import (
 )
 from hoplite_ucx.protocol.node.assembling import Assembling
 from hoplite_ucx.protocol.node.context import Context
-from hoplite_ucx.protocol.node.kept import Kept
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
 from hoplite_ucx.protocol.node.serving import Serving
 
@@ -86,7 +85,6 @@ class Fetching:
         self._context = context
         self._memory = memory
         self._serving = serving
-        self.kept = Kept()
         self.assembling = Assembling(context, memory, serving, self)
         self.fetches: dict[tuple[bytes, bytes], Fetch] = {}  # by ref and slot
         self.streams: dict[StreamId, Incoming] = {}
@@ -202,12 +200,8 @@ class Fetching:
             return
         self._forget_request(fetch)
         self._drop_partial(fetch)
-        self.kept.add(inline)
         for call in self._take_getters(fetch):
-            self.give_kept(inline, call)
-
-    def give_kept(self, inline: Inline, call: CallId) -> None:
-        self._context.answer(Got(call, inline.version, inline.layout, len(inline.data), None, inline.data))
+            self._context.answer(Got(call, inline.version, inline.layout, len(inline.data), None, inline.data))
 
     def _supply(self, inline: Inline) -> None:
         """A part of a slot that is small enough to come with the message."""
@@ -222,7 +216,6 @@ class Fetching:
             self._complete(fetch, sink)
 
     def failed(self, ref: bytes, failure: Failure) -> None:
-        self.kept.forget(ref)
         fetch = self._take_fetch(ref)
         if fetch is None:
             return
@@ -233,7 +226,6 @@ class Fetching:
 
     def dropped(self, version: Version) -> None:
         """The version is over. Whoever still waits for the ref wants the next one; slots are told what they need."""
-        self.kept.dropped(version)
         self.assembling.dropped(version)
         fetch = self._of_store(version.ref)
         if fetch is None or fetch.version != version:

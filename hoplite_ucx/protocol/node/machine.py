@@ -238,7 +238,6 @@ class NodeState:
         self._context.joined = False
         self._beats_sent.clear()
         self.memory.session_lost()
-        self.fetching.kept.clear()
         settings = self._context.settings
         delay = min(settings.reconnect * 2**self._failures_to_connect, settings.lease / 4)
         self._failures_to_connect = min(self._failures_to_connect + 1, 16)

@@ -1,0 +1,262 @@
+"""Small objects asked for at a real directory: what users get is what they would get through their agents."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hoplite_ucx.errors import ClosedError, GetTimeoutError, HopliteError, ObjectDeletedError
+from hoplite_ucx.protocol.lookups import Absent, Found, Look, decode_answer, encode
+from hoplite_ucx.runtime import directory as directories
+from hoplite_ucx.runtime import processes, wire
+from hoplite_ucx.runtime.client import Client
+from hoplite_ucx.runtime.cluster import directory_task
+from hoplite_ucx.runtime.directory import DirectoryServer
+from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.transports.addresses import parse_address
+from hoplite_ucx.transports.errors import HandshakeError, WrongTokenError
+from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
+from tests.runtime.live import TOKEN, Host, Live, live_cluster
+from tests.runtime.test_cluster import eventually
+
+SMALL = np.arange(100)
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with live_cluster(2) as cluster:
+        yield cluster
+
+
+def connect(host: Host, putter: Host) -> None:
+    """Get small objects until this host's worker has a session with the directory."""
+
+    def connected() -> bool:
+        ref = putter.put(SMALL)
+        assert np.array_equal(host.get(ref), SMALL)
+        return host.client.reader.connected
+
+    eventually(connected)
+
+
+class Looks:
+    """Counts what a client's reader is asked, and what it finds."""
+
+    def __init__(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = self.found = 0
+        look = host.client.reader.look
+
+        def counted(ref: bytes, timeout: float | None) -> Found | None:
+            found = look(ref, timeout)
+            self.asked += 1
+            self.found += found is not None
+            return found
+
+        monkeypatch.setattr(host.client.reader, "look", counted)
+
+
+def test_a_small_object_of_another_host_comes_from_the_directory(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    putter, getter = live.hosts
+    connect(getter, putter)
+    looks = Looks(getter, monkeypatch)
+    ref = putter.put({"a": SMALL, "b": [SMALL + 1]})
+    putter.client.wait([ref.binary], 1, 5)  # the directory has heard of it before it says so
+    value = getter.get(ref)
+    assert np.array_equal(value["b"][0], SMALL + 1)
+    assert not value["a"].flags.writeable
+    assert getter.get(putter.put("text")) == "text"
+    assert looks.found >= 1
+
+
+def test_what_is_large_or_was_put_here_is_not_asked_for_twice(live: Live) -> None:
+    putter, getter = live.hosts
+    connect(getter, putter)
+    large = putter.put(np.zeros(1 << 20))
+    getter.get(large)
+    own = getter.put(SMALL)
+    near = getter.client.reader._near
+    assert large.binary in near
+    assert own.binary in near
+    assert getter.reduce([own]).binary in near
+    assert np.array_equal(getter.get(own), SMALL)
+
+
+def test_a_get_waits_for_what_is_yet_to_come(live: Live) -> None:
+    putter, getter = live.hosts
+    connect(getter, putter)
+    ref = ObjectRef.random()
+    with pytest.raises(GetTimeoutError):
+        getter.get(ref, timeout=0.2)
+    putter.put(SMALL, ref)
+    assert np.array_equal(getter.get(ref), SMALL)
+
+
+def test_a_deleted_object_is_deleted_for_everybody_at_once(live: Live) -> None:
+    putter, getter = live.hosts
+    connect(getter, putter)
+    for _ in range(20):
+        ref = putter.put(SMALL)
+        assert np.array_equal(getter.get(ref), SMALL)
+        putter.client.delete([ref.binary], 5)
+        with pytest.raises(ObjectDeletedError):
+            getter.get(ref)
+
+
+def test_a_worker_that_was_shut_down_gets_nothing(live: Live) -> None:
+    putter, getter = live.hosts
+    ref = putter.put(SMALL)
+    worker = Client(getter.name)
+    eventually(lambda: worker.get([ref.binary], 5) and worker.reader.connected)
+    worker.close()
+    assert not worker.reader.connected
+    with pytest.raises(ClosedError):
+        worker.get([ref.binary], 5)
+
+
+def test_a_forked_child_has_no_session(live: Live) -> None:
+    putter, getter = live.hosts
+    connect(getter, putter)
+    ref = putter.put(SMALL)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            getter.client.get([ref.binary], 5)
+        except ClosedError:
+            code = 2 if getter.client.reader.connected else 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert getter.client.reader.connected
+    assert np.array_equal(getter.get(ref), SMALL)
+
+
+def test_a_dead_agent_is_not_passed_by() -> None:
+    with live_cluster(2) as cluster:
+        putter, getter = cluster.hosts
+        connect(getter, putter)
+        ref = putter.put(SMALL)
+        getter.kill()
+        eventually(lambda: not getter.client.reader.connected)
+        with pytest.raises(ClosedError):
+            getter.get(ref)
+
+
+def test_the_directory_is_killed_and_restarted() -> None:
+    with live_cluster(2) as cluster:
+        putter, getter = cluster.hosts
+        connect(getter, putter)
+        ref = putter.put(SMALL)
+        assert np.array_equal(getter.get(ref), SMALL)
+        port = parse_address(cluster.address)[1]
+        cluster.directory.process.kill()
+        cluster.directory.stop()
+        with pytest.raises(HopliteError):
+            getter.get(ObjectRef.random(), timeout=0.5)
+        task = directory_task(TOKEN, port=port, cluster=cluster.directory.report["cluster"], successor=True)
+        cluster.directory = processes.spawn("directory", task, tied_to_thread=True)
+        assert np.array_equal(getter.get(ref), SMALL)
+        eventually(lambda: getter.get(ref) is not None and getter.client.reader.connected, 20)
+        assert np.array_equal(getter.get(ref), SMALL)
+
+
+def test_a_directory_that_is_stopped_costs_a_short_time_once() -> None:
+    """The agent has the object already, so that it can be got without a directory."""
+    with live_cluster(2) as cluster:
+        putter, getter = cluster.hosts
+        connect(getter, putter)
+        ref = getter.put(SMALL)
+        worker = Client(getter.name)
+        eventually(lambda: worker.get([ref.binary], 5) and worker.reader.connected)
+        os.kill(cluster.directory.process.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            worker.get([ref.binary], 5)
+            first = time.monotonic() - began
+            began = time.monotonic()
+            worker.get([ref.binary], 5)
+            assert time.monotonic() - began < 0.2
+            assert 0.2 < first < 1.0
+            began = time.monotonic()
+            with pytest.raises(GetTimeoutError):
+                getter.get(ObjectRef.random(), timeout=0.1)
+            assert time.monotonic() - began < 1.0
+        finally:
+            os.kill(cluster.directory.process.pid, signal.SIGCONT)
+            worker.close()
+        assert np.array_equal(getter.get(putter.put(SMALL)), SMALL)
+
+
+# --- at the directory's port ------------------------------------------------------------------------------------
+
+
+def reader_session(address: str, token: bytes = TOKEN) -> socket.socket:
+    sock = socket.create_connection(parse_address(address), 5)
+    try:
+        run_blocking(client(Identity(9, token), Kind.READER, address), sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    sock.settimeout(5)
+    return sock
+
+
+def say(sock: socket.socket, frame: bytes) -> bytes:
+    """What comes back for a frame; nothing, if the session ends."""
+    try:
+        sock.sendall(len(frame).to_bytes(4, "little") + frame)
+        return sock.recv(65536)[4:]
+    except ConnectionError:
+        return b""
+
+
+def test_a_reader_must_prove_the_token(live: Live) -> None:
+    with pytest.raises(WrongTokenError):
+        reader_session(live.address, b"another")
+
+
+def test_an_agent_takes_no_readers(live: Live) -> None:
+    with pytest.raises(HandshakeError, match="reader"):
+        reader_session(live.hosts[0].agent.report["address"])
+
+
+def test_a_reader_can_look_and_nothing_else(live: Live) -> None:
+    ref = live.hosts[0].put(SMALL)
+    live.hosts[1].get(ref)
+    look = encode(Look(ref.binary))
+    for other in (directories.STATUS, b"", b"\xc1", wire.frame(wire.Ping(1)), look + b"x", bytes(65)):
+        with reader_session(live.address) as sock:
+            assert isinstance(decode_answer(say(sock, look)), Found)
+            assert say(sock, other) == b""
+
+
+def test_readers_are_no_members_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directories, "MAX_READERS", 2)
+    look = encode(Look(bytes(16)))
+
+    async def work() -> None:
+        server = DirectoryServer("cluster", TOKEN)
+        address = await server.start("127.0.0.1", 0)
+
+        def talk() -> None:
+            first, second, third = (reader_session(address) for _ in range(3))
+            assert isinstance(decode_answer(say(first, look)), Absent)
+            assert isinstance(decode_answer(say(second, look)), Absent)
+            assert say(third, look) == b"", "one too many"
+            first.close()
+            eventually(lambda: server.status()["readers"] == 1)
+            with reader_session(address) as fourth:
+                assert isinstance(decode_answer(say(fourth, look)), Absent)
+            for sock in (second, third):
+                sock.close()
+
+        await asyncio.get_running_loop().run_in_executor(None, talk)
+        assert server.status()["nodes"] == []
+        await server.close()
+
+    asyncio.run(work())
