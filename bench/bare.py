@@ -20,7 +20,7 @@ from hoplite_ucx.bench.timing import LIMITS, Measurement, Round, limit_seconds, 
 
 __all__ = ["OPERATIONS", "BarePeers", "measure_bare"]
 
-OPERATIONS = (*LIMITS, "echo")
+OPERATIONS = ("broadcast", "reduce", "gather", "allreduce", "echo")
 # From telling everybody the moment to start until it comes: all of them must be waiting for it.
 _NOTICE = 0.03
 _PATIENCE = 60.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hoplite_ucx.bench.cluster import Cluster
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.live import LiveCluster
+from hoplite_ucx.bench.machine import memory_available
 from hoplite_ucx.bench.operations import LiveRounds
 from hoplite_ucx.bench.timing import Measurement, Round, limit_seconds, measure, measure_in_turn
 
@@ -108,7 +109,7 @@ def measure_large(*, size: int, rate: float, advance: Advance = _nothing) -> lis
     """An object made in place travels from one host to another; then two are reduced. Three of them are in memory at
     most: the store of host 1 has no room for another, so that it recycles none."""
     needed = 3 * size + (2 << 30)
-    if (there := _memory_available()) < needed:
+    if (there := memory_available()) < needed:
         raise PeerError(f"this takes {needed >> 20} MiB of memory, and {there >> 20} MiB are available")
     settings = {"hosts": 2, "size": size, "rate": rate}
     limit = limit_seconds("broadcast", 2, size, rate)
@@ -131,12 +132,6 @@ def measure_large(*, size: int, rate: float, advance: Advance = _nothing) -> lis
         live.ask(0, "delete", refs=refs[1:])
         advance()
     return measured
-
-
-def _memory_available() -> int:
-    with open("/proc/meminfo") as table:
-        (line,) = (line for line in table if line.startswith("MemAvailable:"))
-    return int(line.split()[1]) << 10
 
 
 # --- very many objects ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from select import select
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 __all__ = ["Host", "LineProcess", "PeerError", "ThisHost"]
 
@@ -40,9 +40,21 @@ class ThisHost:
 
 
 class LineProcess:
-    def __init__(self, host: Host, command: list[str], name: str, env: Mapping[str, str] | None = None) -> None:
+    """With `log`, what it says on standard error goes to that file: a talkative process would fill a pipe."""
+
+    def __init__(
+        self,
+        host: Host,
+        command: list[str],
+        name: str,
+        env: Mapping[str, str] | None = None,
+        log: IO[bytes] | None = None,
+    ) -> None:
         self.name = name
+        self._log = log
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        if log is not None:
+            pipes["stderr"] = log
         # Without a buffer, so that waiting for a line and reading it agree on what has come.
         self._process = host.popen(command, env=env, bufsize=0, **pipes)
 
@@ -78,8 +90,11 @@ class LineProcess:
 
     def _failure(self) -> PeerError:
         """Of a process that has ended, so that all it had to say is there."""
-        assert self._process.stderr is not None
-        why = self._process.stderr.read().decode().strip()
+        if self._log is not None:
+            self._log.seek(0)
+        said = self._log or self._process.stderr
+        assert said is not None
+        why = said.read().decode(errors="replace").strip()
         if not why:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LAST_WORDS)

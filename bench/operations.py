@@ -7,30 +7,29 @@ has returned, compares every value, and deletes everything.
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from hoplite_ucx.bench.bare import BarePeers
-from hoplite_ucx.bench.cluster import Cluster
+from hoplite_ucx.bench.cluster import Host
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.live import LiveCluster
+from hoplite_ucx.bench.machine import check_memory, facts, versions
+from hoplite_ucx.bench.peers.rounds import CALLS, SPACING
 from hoplite_ucx.bench.timing import Measurement, Round, limit_seconds, measure_in_turn
 
-__all__ = ["ROUNDS", "LiveRounds", "compare"]
-
-_SPACING = 0.1
-"""How far the puts of `arrivals` lie apart."""
+__all__ = ["ROUNDS", "LiveRounds", "check_cell", "compare_on", "live_clusters"]
 
 
 class LiveRounds:
     """Rounds of one size on a live cluster with one worker a host."""
 
     def __init__(self, live: LiveCluster, size: int) -> None:
-        if size % 4 or size <= 0:
-            raise PeerError(f"objects are whole float32 numbers, not {size} bytes")
+        _check_size(size)
         self._live = live
         self._size = size
         self._seeds = itertools.count(1)
@@ -80,7 +79,7 @@ class LiveRounds:
         target = live.new_ref()
         # All have their arrays ready long before the first moment.
         first = time.monotonic() + 0.2 + self._size / 100e6
-        last = first + (self._hosts - 1) * _SPACING
+        last = first + (self._hosts - 1) * SPACING
         before = live.services_processor()
         putters = {
             rank: {
@@ -88,7 +87,7 @@ class LiveRounds:
                 "ref": refs[rank],
                 "size": self._size,
                 "seed": seeds[rank],
-                "at": first + _SPACING * rank,
+                "at": first + SPACING * rank,
             }
             for rank in live.ranks[1:]
         }
@@ -99,6 +98,16 @@ class LiveRounds:
         self._check([0], [seeds])
         self._delete([*refs, target])
         return Round(told[0]["done"] - last, used)
+
+    def rtt(self) -> Round:
+        """Host 0 puts an object, host 1 gets it and puts another, which host 0 gets: the median of many of these."""
+        there, back = ([self._live.new_ref() for _ in range(CALLS)] for _ in range(2))
+        (seed,) = self._new_seeds(1)
+        step = {"do": "trips", "size": self._size, "seed": seed}
+        first = {**step, "puts": there, "gets": back, "begins": True}
+        timed, told = self._live.timed({0: first, 1: {**step, "puts": back, "gets": there, "begins": False}})
+        self._delete([*there, *back])
+        return Round(statistics.median(told[0]["trips"]), timed.processor)
 
     # --- parts of rounds ---------------------------------------------------------------------------------------
 
@@ -129,41 +138,66 @@ ROUNDS: dict[str, Callable[[LiveRounds], Round]] = {
     "allreduce": LiveRounds.allreduce,
     "gather": LiveRounds.gather,
     "arrivals": LiveRounds.arrivals,
+    "rtt": LiveRounds.rtt,
 }
 
 
-def compare(
+_BARE = {"arrivals": "reduce", "rtt": "echo"}
+"""What bare sockets do in their place: they have no arrivals, everything is there."""
+
+
+def check_cell(operation: str, hosts: int, size: int) -> None:
+    """Refuse what cannot be measured, before anything is started."""
+    if hosts < 2:
+        raise PeerError(f"{operation} is between two or more hosts")
+    _check_size(size)
+    check_memory(operation, hosts, size)
+
+
+def _check_size(size: int) -> None:
+    if size % 4 or size <= 0:
+        raise PeerError(f"objects are whole float32 numbers, not {size} bytes")
+
+
+def live_clusters(
+    stack: ExitStack, machines: list[Host], rate: float, size: int, transports: Sequence[str] = ()
+) -> dict[str, LiveCluster]:
+    """One for each of `transports`, whose links use it; without any there is one, as configured. By what an operation
+    on it is called after its own name."""
+    memory = max(2 << 30, (len(machines) + 4) * size)  # a gather has them all in one store
+    lives = {}
+    for transport in transports or (None,):
+        links = {} if transport is None else {"HOPLITE_LINKS_TRANSPORT": transport}
+        live = stack.enter_context(LiveCluster(machines, rate, memory=memory, links=links))
+        lives["" if transport is None else f" over {transport}"] = live
+    return lives
+
+
+def compare_on(
+    machines: list[Host],
+    lives: Mapping[str, LiveCluster],
     operation: str,
     *,
-    hosts: int,
     size: int,
     rate: float,
     repeat: int,
     untimed: int = 1,
     bare: bool = True,
-    transports: Sequence[str] = (),
     advance: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
-    """Measure an operation live and, round by round in turn, with bare sockets on the same hosts.
-
-    Each of `transports` gets a live cluster of its own, whose links use it; without any there is one, as configured.
-    """
-    if hosts < 2:
-        raise PeerError(f"{operation} is between two or more hosts")
-    alike = "reduce" if operation == "arrivals" else operation  # sockets have no arrivals: everything is there
-    limit = limit_seconds(alike, hosts, size, rate)
+    """An operation on hosts and with live clusters that are there, in turn."""
+    hosts = len(machines)
+    alike = _BARE.get(operation, operation)
+    limit = limit_seconds(operation, hosts, size, rate)
     settings: dict[str, Any] = {
         "operation": operation, "hosts": hosts, "size": size, "rate": rate, "untimed": untimed,
+        "versions": versions(), "machine": facts(),
     }  # fmt: skip
     with ExitStack() as stack:
-        cluster = stack.enter_context(Cluster(hosts, rate))
-        memory = max(2 << 30, (hosts + 4) * size)
-        runs: dict[str, Callable[[], Round]] = {}
-        for transport in transports or (None,):
-            links = {} if transport is None else {"HOPLITE_LINKS_TRANSPORT": transport}
-            live = stack.enter_context(LiveCluster(cluster.hosts, rate, memory=memory, links=links))
-            name = operation if transport is None else f"{operation} over {transport}"
-            runs[name] = partial(ROUNDS[operation], LiveRounds(live, size))
+        runs: dict[str, Callable[[], Round]] = {
+            f"{operation}{suffix}": partial(ROUNDS[operation], LiveRounds(live, size)) for suffix, live in lives.items()
+        }
         if bare:
-            runs[f"bare {alike}"] = stack.enter_context(BarePeers(cluster.hosts, alike, size)).run
+            between = machines[:2] if alike == "echo" else machines
+            runs[f"bare {alike}"] = stack.enter_context(BarePeers(between, alike, size)).run
         return measure_in_turn(runs, repeat=repeat, untimed=untimed, limit=limit, settings=settings, advance=advance)

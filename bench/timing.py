@@ -28,6 +28,8 @@ LIMITS: dict[str, Callable[[int], float]] = {
     "reduce": lambda _: 1.0,
     "gather": lambda hosts: hosts - 1.0,
     "allreduce": lambda hosts: 2.0 * (hosts - 1) / hosts,
+    "arrivals": lambda _: 1.0,  # a reduce, after the last has come
+    "rtt": lambda _: 2.0,  # there and back
 }
 
 

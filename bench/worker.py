@@ -15,43 +15,17 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import hoplite_ucx as hoplite
+from hoplite_ucx.bench.contents import Array, fill, matches
 from hoplite_ucx.runtime import current
 
-Array = npt.NDArray[np.float32]
-
-_BLOCK = 1 << 20
-_PATTERN: Array = np.arange(_BLOCK, dtype=np.float32) % 1021
 _TIMEOUT = 120.0
 _LOOK = 0.002
-
-
-# --- contents ---------------------------------------------------------------------------------------------------
-
-
-def fill(array: Array, seeds: Sequence[int]) -> None:
-    """The sum of the objects of these seeds. Every place has another value, and all sums are exact in any order."""
-    for start, expected in _blocks(len(array), seeds):
-        array[start : start + len(expected)] = expected
-
-
-def matches(array: Array, seeds: Sequence[int]) -> bool:
-    return all(
-        np.array_equal(array[start : start + len(expected)], expected) for start, expected in _blocks(len(array), seeds)
-    )
-
-
-def _blocks(count: int, seeds: Sequence[int]) -> Any:
-    multiple = _PATTERN * np.float32(len(seeds))
-    for number, start in enumerate(range(0, count, _BLOCK)):
-        added = np.float32(sum(seeds) + len(seeds) * (number % 7))
-        yield start, multiple[: count - start] + added
 
 
 # --- steps ------------------------------------------------------------------------------------------------------
@@ -126,6 +100,26 @@ class Worker:
         if any(value.nbytes != size or value.any() for value in values):
             raise ValueError("a wrong value of a small object")
         return took
+
+    def trips(self, puts: list[str], gets: list[str], size: int, seed: int, begins: bool, at: float) -> dict[str, Any]:
+        """Round trips with another worker: put one and get the other's answer, or get one and answer it."""
+        array = np.empty(size // 4, np.float32)
+        fill(array, [seed])
+        trips: list[float] = []
+
+        def work() -> None:
+            for mine, others in zip(map(_ref, puts), map(_ref, gets), strict=True):
+                began = time.monotonic()
+                if begins:
+                    hoplite.put(array, ref=mine, timeout=_TIMEOUT)
+                value = hoplite.get(others, timeout=_TIMEOUT)
+                if not begins:
+                    hoplite.put(array, ref=mine, timeout=_TIMEOUT)
+                trips.append(time.monotonic() - began)
+                if not matches(value, [seed]):
+                    raise ValueError("a wrong value came back")
+
+        return {**_timed(at, work), "trips": trips}
 
     def agent(self) -> dict[str, Any]:
         """What this host's agent says of itself."""

@@ -11,10 +11,23 @@ from typing import Annotated
 import typer
 
 from hoplite_ucx.bench import capacity
+from hoplite_ucx.bench.comparison import measure_beside
 from hoplite_ucx.bench.latency import measure_latencies
-from hoplite_ucx.bench.operations import compare
+from hoplite_ucx.bench.peers.launching import PEERS
 from hoplite_ucx.bench.timing import Measurement, progress_bar
-from hoplite_ucx.cli.measures import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
+from hoplite_ucx.cli.measures import (
+    RATE,
+    SIZE,
+    SMALL_SIZE,
+    Hosts,
+    Json,
+    Rate,
+    Repeat,
+    Size,
+    refusals,
+    show,
+    tell_not_run,
+)
 from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
 from hoplite_ucx.transports.configuration import Kind
 
@@ -27,6 +40,10 @@ Transports = Annotated[
     typer.Option(
         "--transport", help="What the links use; several take turns in one run. As configured, if it is not given."
     ),
+]
+
+Peers = Annotated[
+    bool, typer.Option("--peers", help="Whether Open MPI, Gloo, Ray and Dask run too, after it (see ci/peers).")
 ]
 
 _GIB: int = "1GiB"  # type: ignore[assignment]
@@ -51,10 +68,13 @@ def broadcast(
     untimed: Untimed = 1,
     bare: Bare = True,
     transport: Transports = None,
+    peers: Peers = False,
     as_json: Json = False,
 ) -> None:
     """All other hosts get an object of host 0."""
-    _operation("broadcast", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
+    _operation(
+        "broadcast", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
+    )
 
 
 def reduce(
@@ -65,10 +85,13 @@ def reduce(
     untimed: Untimed = 1,
     bare: Bare = True,
     transport: Transports = None,
+    peers: Peers = False,
     as_json: Json = False,
 ) -> None:
     """Host 0 gets the sum of an object of each host."""
-    _operation("reduce", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
+    _operation(
+        "reduce", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
+    )
 
 
 def allreduce(
@@ -79,10 +102,13 @@ def allreduce(
     untimed: Untimed = 1,
     bare: Bare = True,
     transport: Transports = None,
+    peers: Peers = False,
     as_json: Json = False,
 ) -> None:
     """All hosts get the sum of an object of each."""
-    _operation("allreduce", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
+    _operation(
+        "allreduce", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
+    )
 
 
 def gather(
@@ -93,10 +119,13 @@ def gather(
     untimed: Untimed = 1,
     bare: Bare = True,
     transport: Transports = None,
+    peers: Peers = False,
     as_json: Json = False,
 ) -> None:
     """Host 0 gets an object of each other host."""
-    _operation("gather", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
+    _operation(
+        "gather", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
+    )
 
 
 def arrivals(
@@ -107,10 +136,13 @@ def arrivals(
     untimed: Untimed = 1,
     bare: Bare = True,
     transport: Transports = None,
+    peers: Peers = False,
     as_json: Json = False,
 ) -> None:
     """A reduce of objects that are put 0.1 s apart: how long after the last one it takes."""
-    _operation("arrivals", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, as_json=as_json)
+    _operation(
+        "arrivals", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
+    )
 
 
 def _operation(
@@ -123,15 +155,16 @@ def _operation(
     *,
     bare: bool,
     transports: list[Kind] | None,
+    peers: bool,
     as_json: bool,
 ) -> None:
     named = [kind.value for kind in dict.fromkeys(transports or [])]
-    rounds = (repeat + untimed) * (max(len(named), 1) + bare)
+    rounds = (repeat + untimed) * (max(len(named), 1) + bare + peers * len(PEERS))
     with refusals(), progress_bar(operation, rounds, quiet=as_json) as advance:
-        measured = compare(
-            operation,
+        figures = measure_beside(
+            [(operation, size)],
+            list(PEERS) if peers else [],
             hosts=hosts,
-            size=size,
             rate=rate,
             repeat=repeat,
             untimed=untimed,
@@ -142,7 +175,8 @@ def _operation(
     title = f"{operation} of {format_size(size)} between {hosts} hosts, {format_bandwidth(rate)} each"
     if operation == "arrivals" and not as_json:
         title += f"; {_ARRIVALS}"
-    _tell(measured, title, as_json)
+    _tell(figures.measured, title, as_json)
+    tell_not_run(figures.not_run, as_json)
 
 
 def _tell(measured: list[Measurement], title: str, as_json: bool) -> None:
@@ -157,7 +191,12 @@ def _tell(measured: list[Measurement], title: str, as_json: bool) -> None:
 
 
 def rtt(
-    hosts: Hosts = 8, size: Size = SMALL_SIZE, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False
+    hosts: Hosts = 8,
+    size: Size = SMALL_SIZE,
+    rate: Rate = RATE,
+    repeat: Repeat = 5,
+    peers: Peers = False,
+    as_json: Json = False,
 ) -> None:
     """Put, get and broadcast of a small object beside a bare echo; and small gets per second."""
     with refusals(), progress_bar("rtt", (repeat + 1) * 4, quiet=as_json) as advance:
@@ -166,12 +205,13 @@ def rtt(
         for each in latencies.measurements:
             typer.echo(each.json_line())
         typer.echo(json.dumps({"what": "gets per second", "clients": hosts, "gets": latencies.gets_per_second}))
-        return
-    title = f"{format_size(size)} between hosts of {format_bandwidth(rate)}"
-    show(
-        latencies.measurements, title, "bare echo", "medians of many calls a round; a broadcast ends with its last get"
-    )
-    typer.echo(f"{hosts} clients at once: {latencies.gets_per_second:,.0f} gets per second")
+    else:
+        title = f"{format_size(size)} between hosts of {format_bandwidth(rate)}"
+        rules = "medians of many calls a round; a broadcast ends with its last get"
+        show(latencies.measurements, title, "bare echo", rules)
+        typer.echo(f"{hosts} clients at once: {latencies.gets_per_second:,.0f} gets per second")
+    if peers:
+        _operation("rtt", hosts, size, rate, repeat, 1, bare=True, transports=None, peers=True, as_json=as_json)
 
 
 def small(

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from hoplite_ucx.bench.cluster import ClusterError
 from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.peers.measuring import NotRun
 from hoplite_ucx.bench.timing import PAYLOAD, Measurement
 from hoplite_ucx.cli.quantities import bandwidth_option, format_duration, size_option
 
@@ -51,6 +52,15 @@ def show(measurements: Iterable[Measurement], title: str, yardstick: str = "limi
     limits = {format_duration(each.limit_seconds, _DIGITS) for each in measured if each.limit_seconds is not None}
     told = f"{yardstick}: {', '.join(sorted(limits))}; {rules}" if limits else rules
     console.print(told, style="dim", soft_wrap=True)
+
+
+def tell_not_run(skipped: Iterable[NotRun], as_json: bool) -> None:
+    """What there are no figures of, and why: a line each, with status 1 at the end."""
+    told = list(skipped)
+    for each in told:
+        typer.echo(each.json_line() if as_json else f"not run: {each.what}: {each.why}", err=not as_json)
+    if told:
+        raise typer.Exit(1)
 
 
 @contextmanager

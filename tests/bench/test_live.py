@@ -10,12 +10,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from hoplite_ucx.bench import capacity, worker
+from hoplite_ucx.bench import capacity, contents
 from hoplite_ucx.bench.cluster import Cluster
+from hoplite_ucx.bench.comparison import measure_beside
 from hoplite_ucx.bench.latency import measure_latencies
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.live import LiveCluster
-from hoplite_ucx.bench.operations import ROUNDS, LiveRounds, compare
+from hoplite_ucx.bench.operations import ROUNDS, LiveRounds
 from hoplite_ucx.cli import app
 
 pytestmark = pytest.mark.usefixtures("emulated_hosts")
@@ -32,14 +33,14 @@ def live() -> Iterator[LiveCluster]:
 
 def test_contents_differ_in_every_place_and_add_up() -> None:
     first, second, both = (np.empty(3 << 20, np.float32) for _ in range(3))
-    worker.fill(first, [3])
-    worker.fill(second, [8])
-    worker.fill(both, [3, 8])
+    contents.fill(first, [3])
+    contents.fill(second, [8])
+    contents.fill(both, [3, 8])
     assert np.array_equal(first + second, both)
-    assert worker.matches(both, [8, 3])
+    assert contents.matches(both, [8, 3])
     both[2_500_000] += 1
-    assert not worker.matches(both, [3, 8])
-    assert not worker.matches(np.roll(first, 1), [3])
+    assert not contents.matches(both, [3, 8])
+    assert not contents.matches(np.roll(first, 1), [3])
 
 
 @pytest.mark.parametrize("operation", ROUNDS)
@@ -79,14 +80,14 @@ def test_processes_end_with_the_block_also_after_an_error() -> None:
 
 
 def test_ours_and_bare_are_measured_in_one_run() -> None:
-    ours, bare = compare("reduce", hosts=2, size=SIZE, rate=RATE, repeat=2)
+    ours, bare = measure_beside([("reduce", SIZE)], [], hosts=2, rate=RATE, repeat=2).measured
     assert (ours.what, bare.what) == ("reduce", "bare reduce")
     assert len(ours.runs) == len(bare.runs) == 2
     assert ours.limit_seconds == bare.limit_seconds == pytest.approx(SIZE / (0.95 * RATE))
     with pytest.raises(PeerError, match="two or more hosts"):
-        compare("reduce", hosts=1, size=SIZE, rate=RATE, repeat=1)
+        measure_beside([("reduce", SIZE)], [], hosts=1, rate=RATE, repeat=1)
     with pytest.raises(PeerError, match="whole float32 numbers"):
-        compare("reduce", hosts=2, size=7, rate=RATE, repeat=1)
+        measure_beside([("reduce", 7)], [], hosts=2, rate=RATE, repeat=1)
 
 
 def test_small_objects_beside_an_echo() -> None:

@@ -1,0 +1,55 @@
+"""What a figure was taken on: processors, kernel, Python, memory, and the versions of what was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import numpy as np
+
+import hoplite_ucx
+from hoplite_ucx.bench.lines import PeerError
+
+__all__ = ["MEMORY_SHARE", "check_memory", "facts", "memory_available", "memory_needed", "versions"]
+
+MEMORY_SHARE = 0.7
+"""As much of the memory that is available a measurement may take."""
+
+_PROCESSES = 200 << 20  # what the processes of one host take before the first object, of us or of any peer
+
+
+def facts() -> dict[str, Any]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"hoplite": hoplite_ucx.__version__, "numpy": np.__version__}
+
+
+def memory_available() -> int:
+    with open("/proc/meminfo") as table:
+        (line,) = (line for line in table if line.startswith("MemAvailable:"))
+    return int(line.split()[1]) << 10
+
+
+def memory_needed(operation: str, hosts: int, size: int) -> int:
+    """About the most that a round has at one time: an object, its copy in a store, scratch and a result on every host;
+    a gather has all objects on one host, in a store and in a user's hands."""
+    objects = 4 * hosts + (2 * hosts if operation == "gather" else 0)
+    return objects * size + hosts * _PROCESSES
+
+
+def check_memory(operation: str, hosts: int, size: int) -> None:
+    needed, there = memory_needed(operation, hosts, size), memory_available()
+    if needed > MEMORY_SHARE * there:
+        raise PeerError(
+            f"{operation} of {size} bytes between {hosts} hosts takes about {needed >> 20} MiB of memory; "
+            f"{there >> 20} MiB are available, and {MEMORY_SHARE:.0%} of them may be used"
+        )

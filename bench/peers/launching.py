@@ -1,0 +1,231 @@
+"""How each peer is started on emulated hosts, and how it is ended.
+
+Everything a peer starts is in the hosts' network namespaces and is killed there when its `with` block ends; its files
+are in a directory that is removed then. A peer that is not installed, or that does not start, is told in one line.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hoplite_ucx.bench import keeper
+from hoplite_ucx.bench.cluster import Cluster, Host
+from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.peers.rounds import Cell
+
+__all__ = ["PEERS", "Peer", "python_of_peers", "running", "why_missing"]
+
+# Open MPI's own choices move whole messages through trees. These are the best it has for large ones on a plain network.
+_PIPELINED = {
+    "coll_tuned_use_dynamic_rules": "1",
+    "coll_tuned_bcast_algorithm": "3",
+    "coll_tuned_bcast_algorithm_segmentsize": "131072",
+    "coll_tuned_reduce_algorithm": "3",
+    "coll_tuned_reduce_algorithm_segmentsize": "131072",
+    "coll_tuned_allreduce_algorithm": "4",
+    "coll_han_priority": "0",
+}
+# Its first argument is the host name that the rest of the command line sees.
+_NAMED = """unshare --uts sh -c 'hostname "$0" && exec "$@"'"""
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Where a peer is to run, and what it is to do."""
+
+    hosts: Sequence[Host]
+    cells: Sequence[Cell]
+    folder: Path
+    python: str
+    stack: ExitStack
+    """What is closed when the peer has ended."""
+
+    @property
+    def largest(self) -> int:
+        return max(cell.size for cell in self.cells)
+
+    def program(self, module: str, *arguments: str) -> list[str]:
+        plan = json.dumps([[cell.operation, cell.size, cell.rounds] for cell in self.cells])
+        return [self.python, "-m", f"hoplite_ucx.bench.peers.{module}", plan, *arguments]
+
+    def tool(self, name: str) -> str:
+        """A command that comes with the peers' environment, or one of the system's."""
+        beside = Path(self.python).with_name(name)
+        return str(beside) if beside.exists() else name
+
+    def lead(self, command: list[str], name: str) -> LineProcess:
+        """The process on host 0 that tells how the rounds went."""
+        log = self.stack.enter_context((self.folder / "leader").open("w+b"))
+        leader = LineProcess(self.hosts[0], command, name, log=log)
+        self.stack.callback(leader.close)
+        return leader
+
+    def start(self, host: Host, command: list[str]) -> None:
+        with (self.folder / f"host-{host.index}").open("ab") as log:
+            host.popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+# --- the peers --------------------------------------------------------------------------------------------------
+
+
+def _gloo(stage: _Stage) -> LineProcess:
+    count, first = str(len(stage.hosts)), stage.hosts[0].address
+    for host in stage.hosts[1:]:
+        stage.start(host, stage.program("gloo", str(host.index), count, first))
+    return stage.lead(stage.program("gloo", "0", count, first), "Gloo")
+
+
+def _openmpi(stage: _Stage, settings: dict[str, str]) -> LineProcess:
+    """mpirun reaches the other hosts through what it takes for ssh, and tells them apart by their host names, up to
+    the first dot. Waiting processes yield: on few cores, Open MPI is far slower without."""
+    (stage.folder / "hosts").write_text("".join(f"{host.address} slots=1\n" for host in stage.hosts))
+    agent = stage.folder / "agent"
+    places = "".join(f"{host.address}) namespace={host.namespace} name=host-{host.index};;\n" for host in stage.hosts)
+    nsenter = stage.hosts[0].command([])[0]
+    agent.write_text(
+        '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
+        f"case $host in\n{places}esac\n"
+        f'exec {nsenter} --net=$namespace -- {_NAMED} $name sh -c "$*"\n'
+    )
+    agent.chmod(0o700)
+    options = {
+        "pml": "ob1",
+        "btl": "tcp,self",
+        "btl_tcp_if_include": "eth0",
+        "mpi_yield_when_idle": "1",
+        **settings,
+    }
+    command = [
+        *shlex.split(_NAMED), "host-0",
+        stage.tool("mpirun"), "--allow-run-as-root", "--hostfile", str(stage.folder / "hosts"),
+        "-np", str(len(stage.hosts)), "--map-by", "node", "--bind-to", "none",
+        "--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "prte_if_include", "eth0",
+        *(word for name, value in options.items() for word in ("--mca", name, value)),
+    ]  # fmt: skip
+    return stage.lead([*command, *stage.program("openmpi")], "Open MPI")
+
+
+def _ray(stage: _Stage) -> LineProcess:
+    """A Ray node on every host, with file systems of its own for its sockets and its store, as separate machines have
+    them; the driver shares those of host 0. Nobody but this cluster's hosts can reach it, so it has no token."""
+    folder = stage.folder / "ray"
+    folder.mkdir()
+    store = max(200 << 20, (len(stage.hosts) + 4) * stage.largest)
+    head, *others = stage.hosts
+
+    def node(host: Host, options: str, then: str = "") -> list[str]:
+        script = stage.folder / f"node-{host.index}"
+        script.write_text(
+            f"set -e\nhostname host-{host.index}\nmount -t tmpfs tmpfs {folder}\n"
+            f"mount -t tmpfs -o size={2 * store} tmpfs /dev/shm\n"
+            "export RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1\n"
+            f"{stage.tool('ray')} start --node-ip-address {host.address} --num-cpus 1 --object-store-memory {store} "
+            f"--disable-usage-stats {options} >&2\n{then}"
+        )
+        return ["unshare", "--uts", "--mount", "sh", str(script)]
+
+    program = shlex.join(stage.program("ray", *(host.address for host in stage.hosts)))
+    options = f"--head --port 6379 --include-dashboard=false --temp-dir={folder}"
+    leader = stage.lead(node(head, options, f"echo up\nexec {program}\n"), "Ray")
+    leader.line(time.monotonic() + _PATIENCE)
+    for host in others:
+        stage.start(host, node(host, f"--address {head.address}:6379 --block"))
+    return leader
+
+
+def _dask(stage: _Stage) -> LineProcess:
+    head = stage.hosts[0]
+    python, scheduler = stage.python, f"tcp://{head.address}:8786"
+    spare = ["env", "OMP_NUM_THREADS=1", "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False"]
+    spare += ["DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False", "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE=False"]
+    serve = ["-m", "distributed.cli.dask_scheduler", "--host", head.address, "--port", "8786", "--no-dashboard"]
+    stage.start(head, [*spare, python, *serve, "--no-show"])
+    work = ["-m", "distributed.cli.dask_worker", scheduler, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+    for host in stage.hosts:
+        own = ["--host", host.address, "--name", f"host-{host.index}", "--memory-limit", "0"]
+        stage.start(host, [*spare, python, *work, *own, "--local-directory", str(stage.folder / str(host.index))])
+    return stage.lead(stage.program("dask", *(host.address for host in stage.hosts)), "Dask")
+
+
+@dataclass(frozen=True)
+class Peer:
+    title: str
+    modules: tuple[str, ...]
+    """What must be installed for it."""
+    launch: Callable[[_Stage], LineProcess]
+    tools: tuple[str, ...] = ()
+
+
+PEERS: dict[str, Peer] = {
+    "openmpi": Peer("Open MPI", ("mpi4py",), functools.partial(_openmpi, settings={}), ("mpirun",)),
+    "openmpi-pipelined": Peer(
+        "Open MPI (chain, ring)", ("mpi4py",), functools.partial(_openmpi, settings=_PIPELINED), ("mpirun",)
+    ),
+    "gloo": Peer("Gloo", ("torch",), _gloo),
+    "ray": Peer("Ray", ("ray",), _ray, ("ray",)),
+    "dask": Peer("Dask", ("distributed",), _dask),
+}
+
+
+# --- where they are ---------------------------------------------------------------------------------------------
+
+
+def python_of_peers() -> str:
+    """The Python that has the peers: HOPLITE_PEERS_PYTHON, the one that `ci/peers` made, or this one."""
+    made = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin" / "python"
+    return os.environ.get("HOPLITE_PEERS_PYTHON") or (str(made) if made.exists() else sys.executable)
+
+
+@functools.cache
+def _installed(python: str, modules: tuple[str, ...]) -> frozenset[str]:
+    look = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n)))"
+    try:
+        done = subprocess.run(
+            [python, "-c", look, *modules], capture_output=True, text=True, timeout=_PATIENCE, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PeerError(f"the peers' Python, {python}, does not run: {error}") from error
+    return frozenset(done.stdout.split())
+
+
+def why_missing(name: str) -> str | None:
+    """Why a peer cannot be started here at all; None if it can."""
+    python = python_of_peers()
+    wanted = (*PEERS[name].modules, "hoplite_ucx")
+    missing = [module for module in wanted if module not in _installed(python, wanted)]
+    missing += [tool for tool in PEERS[name].tools if not _has_tool(python, tool)]
+    return f"{' and '.join(missing)} not found for {python}: run ci/peers" if missing else None
+
+
+def _has_tool(python: str, tool: str) -> bool:
+    return Path(python).with_name(tool).exists() or shutil.which(tool) is not None
+
+
+# --- its life ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(name: str, cluster: Cluster, cells: Sequence[Cell]) -> Iterator[LineProcess]:
+    """The leader of a peer that does these cells. Nothing else may run in the cluster's hosts: all of it is ended."""
+    inodes = {os.stat(host.namespace).st_ino for host in cluster.hosts}
+    folder = Path(tempfile.mkdtemp(prefix="hoplite-peer-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            yield PEERS[name].launch(_Stage(cluster.hosts, cells, folder, python_of_peers(), stack))
+        finally:
+            if not keeper.kill_all(cluster.mark, inodes, spared={os.getpid(), cluster.keeper_pid}):
+                raise PeerError(f"some processes of {PEERS[name].title} cannot be killed")
