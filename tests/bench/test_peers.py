@@ -71,7 +71,7 @@ def test_a_peer_that_is_missing_or_fails_is_listed_and_nothing_is_left(
     environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = launching.Peer(
-        "Broken", ("json",), lambda stage: stage.lead(["sh", "-c", "sleep 60 & echo why >&2"], "Broken")
+        "Broken", ("json",), lambda stage: stage.lead(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo why >&2"], "Broken")
     )
     absent = launching.Peer("Absent", ("no_such_module",), broken.launch)
     monkeypatch.setattr(launching, "PEERS", {"broken": broken, "absent": absent})
