@@ -1,10 +1,14 @@
 """The records of a UCX link's TCP connection, and the connection itself. Bytes of objects never travel here.
 
-The receiver opens streams on channels; the sender tells how far each can be read (`MORE`); the receiver posts a
-receive for a piece of it and only then pulls the piece (`PULL`), which the sender answers with one UCX message under
-the link's tag and the number of the pull. So no message ever arrives that nobody waits for, and what is in flight is
-bounded by the receiver. `CANCEL` asks for no more; `END` says how many pulls of a channel were answered, and that no
-more will be.
+The receiver opens streams on channels, posts receives for the next pieces of each, and only then pulls them (`PULL`),
+whether the sender has their bytes yet or not. The sender answers a pull as soon as it has all of it, in order, with
+one UCX message under the link's tag and the number of the pull. So no message ever arrives that nobody waits for, what
+is in flight is bounded by the receiver, and a rise of a source costs one message.
+
+A source may stand still in the middle of a piece. Then the sender tells how much it has (`PART`), and the receiver puts
+two pulls in the place of the one (`SPLIT`), since UCX would not tell it that a message was short.
+
+`CANCEL` asks for no more; `END` says how far the pulls of a channel were answered, and that no more will be.
 """
 
 import enum
@@ -17,7 +21,8 @@ from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError
 __all__ = ["RECORD", "Connection", "Record", "pull_tag"]
 
 RECORD = Struct("<B3xIQQQ")
-"""What, channel, and three numbers: `OPEN` key; `MORE` watermark; `PULL` number, offset, length; `END` answered."""
+"""What, channel, and three numbers. `OPEN` key; `PULL` number, offset, length; `PART` number of the pull, length;
+`SPLIT` number of the first of the two pulls, which follow one another; `END` offset."""
 
 MAX_UNSENT = 1 << 20
 _READ = 64 << 10
@@ -28,8 +33,9 @@ class Record(enum.IntEnum):
     OPEN = 1
     PULL = 2
     CANCEL = 3
-    MORE = 4
-    END = 5
+    PART = 4
+    SPLIT = 5
+    END = 6
 
 
 def pull_tag(link: int, number: int) -> int:

@@ -1,11 +1,12 @@
 """The receiving end of a UCX link. Everything here runs on the engine's thread, but for the dialling.
 
-The receiver drives: it posts receives straight into the memory of the sink, a few ahead, and pulls them. A piece has
-arrived when its receive is completed and all before it have arrived. (UCX does not tell how long the message was; a
-longer one is an error, a shorter one would be the sender's lie.)
+The receiver drives: it posts receives straight into the memory of the sink, ahead of what the sender has, and pulls
+them. A piece has arrived when its receive is completed and all before it have arrived. (UCX does not tell how long the
+message was; a longer one is an error, a shorter one would be the sender's lie.) Pieces end at multiples of a chunk,
+wherever the stream began: what a relay gets in pieces it can then forward in the same.
 
-A stream that is cancelled while receives are posted asks its sender to stop; the sender says which pulls it has
-answered. Those complete by themselves; the others are settled. If that takes too long, the link is broken.
+A stream that is cancelled while receives are posted asks its sender to stop; the sender says how far it has answered.
+Those pulls complete by themselves; the others are settled. If that takes too long, the link is broken.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Pull:
     request: library.Request
     window: memoryview
     end: int
-    tag: int
+    number: int
     void: bool = False
 
 
@@ -68,9 +69,7 @@ class Incoming:
         self.on_closed = on_closed
         self.link: ReceivingLink | None = None
         self.channel = 0
-        self.available = 0
         self.pulls: deque[Pull] = deque()
-        self.pulled = 0  # how many in all
         self.ended = False  # the sender answers no more
         self.cancelled = False
         self.closed = False
@@ -197,7 +196,7 @@ class ReceivingLink(Link):
         if incoming.closed or incoming.cancelled:
             return
         incoming.cancelled = True
-        if self.connection is not None and incoming.requested < incoming.size and not incoming.ended:
+        if self.connection is not None and not incoming.ended:
             self.connection.put(Record.CANCEL, incoming.channel)
             self.flush_soon()
         if not incoming.pulls:
@@ -223,6 +222,7 @@ class ReceivingLink(Link):
         assert self.connection is not None
         self.connection.put(Record.OPEN, incoming.channel, *incoming.stream)
         self.flush_soon()
+        self._go_on(incoming)
 
     def _go_on(self, incoming: Incoming) -> None:
         """Close a stream that is complete; else pull what can be pulled."""
@@ -231,54 +231,69 @@ class ReceivingLink(Link):
             return
         if self.connection is None or incoming.ended or incoming.cancelled:
             return
-        limit = min(incoming.available, incoming.sink.limit(), incoming.size)
+        limit = min(incoming.sink.limit(), incoming.size)
         while incoming.requested < limit and len(incoming.pulls) < incoming.ahead:
-            length = min(incoming.chunk, limit - incoming.requested)
-            whole = length == incoming.chunk or limit == incoming.size
-            if not whole and len(incoming.pulls) > _SMALL_AHEAD:
+            begin = incoming.requested
+            end = begin - begin % incoming.chunk + incoming.chunk
+            if limit < min(end, incoming.size) and len(incoming.pulls) > _SMALL_AHEAD:
                 break
-            self._pull(incoming, incoming.sink.window(incoming.requested, length))
+            self._pull(incoming, incoming.sink.window(begin, min(end, limit) - begin))
 
     def _pull(self, incoming: Incoming, window: memoryview) -> None:
         assert self.connection is not None
-        length = window.nbytes
-        tag = pull_tag(self._tag, self._number)
-        request = self.worker.receive(window, tag)  # posted first: credit is granted by the record
-        self.connection.put(Record.PULL, incoming.channel, self._number, incoming.requested, length)
+        begin = incoming.requested
+        incoming.requested += window.nbytes
+        pull = self._post(window, incoming.requested)  # first: credit is granted by the record
+        incoming.pulls.append(pull)
+        self.connection.put(Record.PULL, incoming.channel, pull.number, begin, window.nbytes)
         self.flush_soon()
+
+    def _post(self, window: memoryview, end: int) -> Pull:
+        number = self._number
         self._number += 1
-        incoming.requested += length
-        incoming.pulled += 1
-        incoming.pulls.append(Pull(request, window, incoming.requested, tag))
         self.engine.active.add(self)
+        return Pull(self.worker.receive(window, pull_tag(self._tag, number)), window, end, number)
 
     def heard(self, connection: Connection) -> None:
-        for what, channel, number, _, _ in connection.take_records():
+        for what, channel, first, second, _ in connection.take_records():
             incoming = self.streams.get(channel)
-            if what not in (Record.MORE, Record.END) or not 0 < channel <= self._last_channel:
+            if what not in (Record.PART, Record.END) or not 0 < channel <= self._last_channel:
                 raise self.violation(f"a record of kind {what} for channel {channel}")
             if incoming is None:
                 continue  # it was closed while the record was on its way
-            if what == Record.MORE:
-                incoming.available = max(incoming.available, min(number, incoming.size))
-                self._go_on(incoming)
-            else:
-                self._ended(incoming, number)
+            if what == Record.END:
+                self._ended(incoming, first)
+            elif not incoming.cancelled:  # else the end comes soon, and settles it
+                self._split(incoming, first, second)
+
+    def _split(self, incoming: Incoming, number: int, length: int) -> None:
+        """The sender has only the beginning of a piece: receive it and the rest apart."""
+        assert self.connection is not None
+        places = (at for at, pull in enumerate(incoming.pulls) if pull.number == number and not pull.void)
+        if (at := next(places, None)) is None or not 0 < length < incoming.pulls[at].window.nbytes:
+            raise self.violation(f"{length} bytes of pull {number} on channel {incoming.channel}")
+        whole = incoming.pulls[at]
+        self._settle(whole)
+        part = self._post(whole.window[:length], whole.end - whole.window.nbytes + length)
+        incoming.pulls.insert(at + 1, part)
+        incoming.pulls.insert(at + 2, self._post(whole.window[length:], whole.end))
+        self.connection.put(Record.SPLIT, incoming.channel, part.number)
+        self.flush_soon()
 
     def _ended(self, incoming: Incoming, answered: int) -> None:
         """The sender stopped; what it has not answered it never will."""
-        if answered > incoming.pulled:
-            raise self.violation(f"{answered} pulls answered of {incoming.pulled}")
+        if answered > incoming.requested:
+            raise self.violation(f"pulls answered up to {answered} on channel {incoming.channel}")
         incoming.ended = True
-        unanswered = incoming.pulled - answered
-        for pull in list(incoming.pulls)[max(len(incoming.pulls) - unanswered, 0) :]:
-            self._settle(pull)
+        for pull in incoming.pulls:
+            if pull.end > answered:
+                self._settle(pull)
 
     def _settle(self, pull: Pull) -> None:
         if not pull.void:
             pull.void = True
             if not pull.request.completed:
-                self.worker.settle(pull.tag)
+                self.worker.settle(pull_tag(self._tag, pull.number))
 
     # --- requests ----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
 """The sending end of a UCX link: answers the pulls of one receiver. Everything here runs on the engine's thread.
 
-Streams with pulls stand in a queue, by priority and then in turns; in its turn a stream answers one pull. A few
-messages are under way at a time, so that a stream that comes later does not wait for all that was pulled before.
+Streams that may have something to send stand in a queue, by priority and then in turns; in its turn a stream answers
+one pull, if its source has all of it. A few messages are under way at a time, so that a stream that comes later does
+not wait for all that was pulled before. A source that stands in the middle of a pull, with nothing under way, offers a
+part of it.
 
 Only memory that this process may write is given to UCX: registering read-only memory with an InfiniBand card fails,
 and nothing would show it here. What is read-only is copied first.
@@ -11,9 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
+from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError
 from hoplite_ucx.transports.interface import MAX_GRANULE, LinkStatus, Priority, Side, Source, StreamKey
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
@@ -37,6 +39,20 @@ class Pull:
     number: int
     offset: int
     length: int
+    part: int = 0
+    """How much of it was offered; then it waits for the receiver to split it."""
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(slots=True)
+class Opened:
+    """A stream that the receiver has opened, and perhaps pulled from, and nobody has served yet."""
+
+    stream: StreamKey
+    pulls: list[Pull] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,10 +89,8 @@ class Outgoing:
         self.on_closed = on_closed
         self.link: SendingLink | None = None
         self.channel = 0
-        self.told = 0
         self.pulls: deque[Pull] = deque()
         self.sends: deque[Send] = deque()
-        self.answered = 0
         self.queued = False
         self.cancelled = False
         self.closed = False
@@ -106,7 +120,7 @@ class SendingLink(Link):
         self._find = find
         self._on_closed = on_closed
         self._on_ended = on_ended
-        self._opened: dict[StreamKey, int] = {}
+        self._opened: dict[int, Opened] = {}
         self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in Priority)
         self._flight_bytes = 0
         self._flight_messages = 0
@@ -132,10 +146,13 @@ class SendingLink(Link):
                 self._open((first, second), channel)
             elif what == Record.PULL:
                 self._pulled(channel, Pull(first, second, third))
+            elif what == Record.SPLIT:
+                self._split(channel, first)
             elif what == Record.CANCEL:
                 self._cancelled_by_receiver(channel)
             else:
                 raise self.violation(f"a record of kind {what}")
+        self._send_more()
 
     def _greeted(self, connection: Connection) -> bool:
         """The greeting comes first. It is answered before UCX is connected, which the receiver does first."""
@@ -165,7 +182,8 @@ class SendingLink(Link):
         if self.endpoint is None:
             assert self._greeting is not None
             self.endpoint = self.worker.connect(self._greeting.address)
-        if not channel or channel in self.streams or channel in self._opened.values() or stream in self._opened:
+        twice = channel in self.streams or channel in self._opened or self._channel_of(stream) is not None
+        if not channel or twice:
             raise self.violation(f"channel {channel} or its stream opened twice")
         outgoing = self._find(self.peer, stream)
         if outgoing is not None and outgoing.link is not None:
@@ -175,59 +193,85 @@ class SendingLink(Link):
         elif len(self._opened) >= MAX_OPENED:
             raise self.violation(f"more than {MAX_OPENED} streams opened that nobody sends")
         else:
-            self._opened[stream] = channel
+            self._opened[channel] = Opened(stream)
+
+    def _channel_of(self, stream: StreamKey) -> int | None:
+        return next((channel for channel, opened in self._opened.items() if opened.stream == stream), None)
 
     def _pulled(self, channel: int, pull: Pull) -> None:
+        if (opened := self._opened.get(channel)) is not None:
+            if len(opened.pulls) >= MAX_PULLS:
+                raise self.violation(f"more than {MAX_PULLS} pulls on channel {channel}")
+            opened.pulls.append(pull)
+            return
         outgoing = self.streams.get(channel)
         if outgoing is None or outgoing.cancelled:
             return  # it ended while the pull was on its way
         valid = pull.offset == outgoing.pulled and 0 < pull.length <= MAX_GRANULE
-        if not valid or pull.offset + pull.length > outgoing.told or len(outgoing.pulls) >= MAX_PULLS:
+        if not valid or pull.end > outgoing.size or len(outgoing.pulls) >= MAX_PULLS:
             raise self.violation(f"a pull of {pull.length} bytes at {pull.offset} on channel {channel}")
-        outgoing.pulled += pull.length
+        outgoing.pulled = pull.end
         outgoing.pulls.append(pull)
         self._enqueue(outgoing)
-        self._send_more()
+
+    def _split(self, channel: int, number: int) -> None:
+        outgoing = self.streams.get(channel)
+        if outgoing is None or outgoing.cancelled:
+            return
+        if not outgoing.pulls or not outgoing.pulls[0].part:
+            raise self.violation(f"a split on channel {channel} that was not asked for")
+        whole = outgoing.pulls.popleft()
+        outgoing.pulls.appendleft(Pull(number + 1, whole.offset + whole.part, whole.length - whole.part))
+        outgoing.pulls.appendleft(Pull(number, whole.offset, whole.part))
+        self._enqueue(outgoing)
 
     def _cancelled_by_receiver(self, channel: int) -> None:
         if (outgoing := self.streams.get(channel)) is not None:
             self.cancel(outgoing)
-        else:
-            self._opened = {stream: number for stream, number in self._opened.items() if number != channel}
+        elif self._opened.pop(channel, None) is not None:
+            self._say_end(channel, 0)
 
     # --- streams -----------------------------------------------------------------------------------------------
 
     def serve(self, outgoing: Outgoing) -> None:
         """Begin if the receiver has opened it already."""
-        if (channel := self._opened.pop(outgoing.stream, None)) is not None:
+        if (channel := self._channel_of(outgoing.stream)) is not None:
+            opened = self._opened.pop(channel)
             self._begin(outgoing, channel)
+            try:
+                for pull in opened.pulls:
+                    self._pulled(channel, pull)
+            except ViolationError as error:
+                self.break_off(error)
+            else:
+                self._send_what_is_there()
 
     def _begin(self, outgoing: Outgoing, channel: int) -> None:
         outgoing.link = self
         outgoing.channel = channel
         self.streams[channel] = outgoing
-        self.tell(outgoing)
 
-    def tell(self, outgoing: Outgoing) -> None:
-        """Say how far the source can be read."""
-        watermark = min(outgoing.source.watermark(), outgoing.size)
-        if watermark > outgoing.told and self.connection is not None and not outgoing.cancelled:
-            outgoing.told = watermark
-            self.connection.put(Record.MORE, outgoing.channel, watermark)
-            self.flush_soon()
+    def risen(self, outgoing: Outgoing) -> None:
+        """The source can be read further."""
+        if not self.broken and outgoing.pulls:
+            self._enqueue(outgoing)
+            self._send_what_is_there()
 
     def cancel(self, outgoing: Outgoing) -> None:
         if outgoing.closed or outgoing.cancelled:
             return
         outgoing.cancelled = True
         outgoing.pulls.clear()
-        if self.connection is not None:
-            self.connection.put(Record.END, outgoing.channel, outgoing.answered)
-            self.flush_soon()
+        self._say_end(outgoing.channel, outgoing.position)
         if not outgoing.sends:
             self._close(outgoing)
         else:
             self.engine.later(CANCEL_SECONDS, lambda: self._cancel_overdue(outgoing))
+
+    def _say_end(self, channel: int, answered: int) -> None:
+        if self.connection is not None:
+            self.connection.put(Record.END, channel, answered)
+            self.flush_soon()
 
     def _cancel_overdue(self, outgoing: Outgoing) -> None:
         if not outgoing.closed:
@@ -254,22 +298,39 @@ class SendingLink(Link):
             if outgoing.pulls:
                 self._enqueue(outgoing)
 
+    def _send_what_is_there(self) -> None:
+        try:
+            self._send_more()
+        except self.engine.library.error as error:
+            self.break_off(self.failed(error))
+
     def _next(self) -> Outgoing | None:
+        """The next stream that can answer its first pull. Others wait for their sources."""
         for queue in self._queues:
             while queue:
                 outgoing = queue.popleft()
                 outgoing.queued = False
                 if outgoing.pulls:
-                    return outgoing
+                    first, watermark = outgoing.pulls[0], outgoing.source.watermark()
+                    if first.end <= watermark and not first.part:
+                        return outgoing
+                    if first.offset < watermark and not first.part and not outgoing.sends:
+                        self._offer(outgoing, first, watermark - first.offset)
         return None
+
+    def _offer(self, outgoing: Outgoing, pull: Pull, part: int) -> None:
+        """The beginning of a pull is better than nothing."""
+        if self.connection is not None:
+            pull.part = part
+            self.connection.put(Record.PART, outgoing.channel, pull.number, part)
+            self.flush_soon()
 
     def _answer(self, outgoing: Outgoing, pull: Pull) -> None:
         assert self._greeting is not None
         window = _writable(outgoing.source, pull.offset, pull.length)
         request = self.worker.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
         outgoing.sends.append(Send(request, window))
-        outgoing.answered += 1
-        outgoing.position = pull.offset + pull.length
+        outgoing.position = pull.end
         self._flight_messages += 1
         self._flight_bytes += pull.length
         self.engine.active.add(self)
@@ -285,10 +346,7 @@ class SendingLink(Link):
                     self.break_off(self.failed(error))
                 busy |= bool(outgoing.sends)
         if moved and not self.broken:
-            try:
-                self._send_more()
-            except self.engine.library.error as error:
-                self.break_off(self.failed(error))
+            self._send_what_is_there()
         if not busy and not self._flight_messages:
             self.engine.active.discard(self)
         return moved
@@ -308,6 +366,8 @@ class SendingLink(Link):
             self.frames += 1
         if not sends and (self.broken or outgoing.cancelled or outgoing.position >= outgoing.size):
             self._close(outgoing)
+        elif not sends and outgoing.pulls:
+            self._enqueue(outgoing)
         return moved
 
     # --- the end -----------------------------------------------------------------------------------------------

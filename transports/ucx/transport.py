@@ -296,7 +296,7 @@ class UcxTransport(Transport):
     def _risen(self, outgoing: Outgoing) -> None:
         outgoing.noticed = False
         if outgoing.link is not None:
-            outgoing.link.tell(outgoing)
+            outgoing.link.risen(outgoing)
 
     def _cancel_serve(self, outgoing: Outgoing) -> None:
         if outgoing.link is not None:
