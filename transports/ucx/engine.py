@@ -46,6 +46,9 @@ _ROUNDS = 4
 _PATIENT_ROUNDS = 2000
 _PAUSE_SECONDS = 1e-3
 _LINGER_SECONDS = 0.01
+# Workers that are made ahead: a relay of a new tree has two new links.
+_SPARES = 2
+_SPARE_SECONDS = 0.1
 
 _abandoned: list[object] = []
 """Workers whose requests never completed: freeing them could let UCX write to memory that is somebody else's."""
@@ -76,6 +79,8 @@ class Engine:
         self._context: Any = None
         self._shared: Worker | None = None
         self._workers: list[Worker] = []
+        self._spares: list[Worker] = []
+        self._preparing = False
         self._returned: deque[tuple[Worker, Callable[[], None]]] = deque()
         self._idle_rounds = 0
         self._asleep = False
@@ -127,10 +132,23 @@ class Engine:
     def take_worker(self) -> Worker:
         """A worker for a link: one of its own, or the one that all share."""
         if self.settings.private_workers:
-            return self._new_worker()
+            self._prepare_soon()
+            return self._employ(self._spares.pop() if self._spares else self._new_worker())
         if self._shared is None:
-            self._shared = self._new_worker()
+            self._shared = self._employ(self._spares.pop() if self._spares else self._new_worker())
         return self._shared
+
+    def _prepare_soon(self) -> None:
+        if not self._preparing and len(self._spares) < _SPARES:
+            self._preparing = True
+            self.later(_SPARE_SECONDS, self._prepare)
+
+    def _prepare(self) -> None:
+        """Have workers ready for the next links: one takes milliseconds to make, better while nothing moves."""
+        self._preparing = False
+        if not self.active:
+            self._spares.append(self._new_worker())
+        self._prepare_soon()
 
     def return_worker(self, worker: Worker, closed: Callable[[], None]) -> None:
         """A link has ended, and all its requests are completed. A worker of its own is closed soon."""
@@ -165,7 +183,9 @@ class Engine:
             link.release()
 
     def _new_worker(self) -> Worker:
-        worker = Worker(self.library, self._context, self.settings)
+        return Worker(self.library, self._context, self.settings)
+
+    def _employ(self, worker: Worker) -> Worker:
         self._workers.append(worker)
         self._epoll.register(worker.descriptor, select.EPOLLIN)
         return worker
@@ -197,7 +217,7 @@ class Engine:
             self._context = self.library.context(self.settings.for_ucx())
             if all(lane.transport == "self" for lane in self.library.resources(self._context)):
                 raise LookupError(f"it has none of {', '.join(self.settings.tls)} on these devices")
-            self._close_worker(self._new_worker())  # whether it works is known before the first link
+            self._spares.append(self._new_worker())  # whether it works is known before the first link
         except Exception as error:
             self._failure = error
             self._close_descriptors()
@@ -221,11 +241,10 @@ class Engine:
 
     def _round(self) -> None:
         self._idle_rounds += 1
-        for _ in range(len(self._calls)):
-            self._idle_rounds = 0
-            self._calls.popleft()()
         for _ in range(_ROUNDS):
-            moved = False
+            moved = bool(self._calls)
+            for _ in range(len(self._calls)):
+                self._calls.popleft()()
             for worker in self._workers:
                 worker.progress()
             for active in tuple(self.active):
@@ -266,6 +285,9 @@ class Engine:
         self._watched.clear()
         for worker in list(self._workers):
             self._close_worker(worker)
+        for worker in self._spares:
+            worker.close()
+        self._spares.clear()
         self._shared = self._context = None
         self._close_descriptors()
         self.ended.set()

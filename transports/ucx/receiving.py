@@ -229,8 +229,8 @@ class ReceivingLink(Link):
         if incoming.sink.watermark() >= incoming.size and not incoming.pulls:
             self._close(incoming, None)
             return
-        if self.connection is None or incoming.ended or incoming.cancelled:
-            return
+        if self.connection is None or incoming.ended or incoming.cancelled or len(incoming.pulls) > incoming.ahead // 2:
+            return  # many pulls at a time, since each time wakes the sender
         limit = min(incoming.sink.limit(), incoming.size)
         while incoming.requested < limit and len(incoming.pulls) < incoming.ahead:
             begin = incoming.requested

@@ -38,13 +38,9 @@ FLIGHT_MESSAGES = 8
 class Pull:
     number: int
     offset: int
-    length: int
-    part: int = 0
-    """How much of it was offered; then it waits for the receiver to split it."""
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.length
+    end: int
+    offered: int = 0
+    """Up to where the beginning of it was offered; then it waits for the receiver to split it."""
 
 
 @dataclass(slots=True)
@@ -145,7 +141,7 @@ class SendingLink(Link):
             if what == Record.OPEN:
                 self._open((first, second), channel)
             elif what == Record.PULL:
-                self._pulled(channel, Pull(first, second, third))
+                self._pulled(channel, Pull(first, second, second + third))
             elif what == Record.SPLIT:
                 self._split(channel, first)
             elif what == Record.CANCEL:
@@ -207,9 +203,9 @@ class SendingLink(Link):
         outgoing = self.streams.get(channel)
         if outgoing is None or outgoing.cancelled:
             return  # it ended while the pull was on its way
-        valid = pull.offset == outgoing.pulled and 0 < pull.length <= MAX_GRANULE
+        valid = pull.offset == outgoing.pulled and 0 < pull.end - pull.offset <= MAX_GRANULE
         if not valid or pull.end > outgoing.size or len(outgoing.pulls) >= MAX_PULLS:
-            raise self.violation(f"a pull of {pull.length} bytes at {pull.offset} on channel {channel}")
+            raise self.violation(f"a pull of {pull.offset} to {pull.end} on channel {channel}")
         outgoing.pulled = pull.end
         outgoing.pulls.append(pull)
         self._enqueue(outgoing)
@@ -218,11 +214,11 @@ class SendingLink(Link):
         outgoing = self.streams.get(channel)
         if outgoing is None or outgoing.cancelled:
             return
-        if not outgoing.pulls or not outgoing.pulls[0].part:
+        if not outgoing.pulls or not outgoing.pulls[0].offered:
             raise self.violation(f"a split on channel {channel} that was not asked for")
         whole = outgoing.pulls.popleft()
-        outgoing.pulls.appendleft(Pull(number + 1, whole.offset + whole.part, whole.length - whole.part))
-        outgoing.pulls.appendleft(Pull(number, whole.offset, whole.part))
+        outgoing.pulls.appendleft(Pull(number + 1, whole.offered, whole.end))
+        outgoing.pulls.appendleft(Pull(number, whole.offset, whole.offered))
         self._enqueue(outgoing)
 
     def _cancelled_by_receiver(self, channel: int) -> None:
@@ -312,27 +308,27 @@ class SendingLink(Link):
                 outgoing.queued = False
                 if outgoing.pulls:
                     first, watermark = outgoing.pulls[0], outgoing.source.watermark()
-                    if first.end <= watermark and not first.part:
+                    if first.end <= watermark and not first.offered:
                         return outgoing
-                    if first.offset < watermark and not first.part and not outgoing.sends:
-                        self._offer(outgoing, first, watermark - first.offset)
+                    if first.offset < watermark and not first.offered and not outgoing.sends:
+                        self._offer(outgoing, first, watermark)
         return None
 
-    def _offer(self, outgoing: Outgoing, pull: Pull, part: int) -> None:
+    def _offer(self, outgoing: Outgoing, pull: Pull, watermark: int) -> None:
         """The beginning of a pull is better than nothing."""
         if self.connection is not None:
-            pull.part = part
-            self.connection.put(Record.PART, outgoing.channel, pull.number, part)
+            pull.offered = watermark
+            self.connection.put(Record.PART, outgoing.channel, pull.number, watermark - pull.offset)
             self.flush_soon()
 
     def _answer(self, outgoing: Outgoing, pull: Pull) -> None:
         assert self._greeting is not None
-        window = _writable(outgoing.source, pull.offset, pull.length)
+        window = _writable(outgoing.source, pull.offset, pull.end - pull.offset)
         request = self.worker.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
         outgoing.sends.append(Send(request, window))
         outgoing.position = pull.end
         self._flight_messages += 1
-        self._flight_bytes += pull.length
+        self._flight_bytes += window.nbytes
         self.engine.active.add(self)
 
     def advance(self) -> bool:
