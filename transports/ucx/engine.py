@@ -48,7 +48,7 @@ _PAUSE_SECONDS = 1e-3
 _LINGER_SECONDS = 0.01
 # Workers that are made ahead: a relay of a new tree has two new links.
 _SPARES = 2
-_SPARE_SECONDS = 0.1
+_SPARE_SECONDS = 0.02
 
 _abandoned: list[object] = []
 """Workers whose requests never completed: freeing them could let UCX write to memory that is somebody else's."""
