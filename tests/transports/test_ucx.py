@@ -18,7 +18,7 @@ from hoplite_ucx.transports.interface import Fault, Side
 from hoplite_ucx.transports.memory import Memory
 from hoplite_ucx.transports.ucx import receiving
 from hoplite_ucx.transports.ucx.endpoint import SharedMemoryEndpoint, UcxEndpoint
-from hoplite_ucx.transports.ucx.frames import RECORD, Record
+from hoplite_ucx.transports.ucx.frames import RECORD, Connection, Record
 from hoplite_ucx.transports.ucx.library import load
 from hoplite_ucx.transports.ucx.settings import (
     GREETING_LENGTH,
@@ -108,6 +108,35 @@ def test_a_forked_child_is_told() -> None:
         engine._pid = os.getpid()
 
 
+@pytest.mark.parametrize(
+    ("rises", "parts"),
+    [((4096, 8192, 12288), 0), ((5000, 8192, 12288), 1), ((1, 2, 12288), 2)],
+    ids=["by_pieces", "in_the_middle", "byte_by_byte"],
+)
+def test_only_a_source_that_stands_in_mid_piece_costs_more_than_a_message(
+    monkeypatch: pytest.MonkeyPatch, rises: tuple[int, ...], parts: int
+) -> None:
+    said: list[Record] = []
+    put = Connection.put
+
+    def watched(self: Connection, what: Record, channel: int, *numbers: int) -> None:
+        said.append(what)
+        put(self, what, channel, *numbers)
+
+    monkeypatch.setattr(Connection, "put", watched)
+    size = rises[-1]
+    with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
+        source = Memory(bytearray(pattern(1, 0, size)))
+        Serving(a, 2, KEY, source, size)
+        incoming = Receiving(b, 1, a.address, KEY, size, granule=4096)
+        for rise in rises:
+            source.rise(rise)
+            wait_until(lambda: incoming.memory.watermark() == source.watermark(), "the rise arrives")
+        incoming.complete(1)
+    assert (said.count(Record.PART), said.count(Record.SPLIT)) == (parts, parts)
+    assert said.count(Record.PULL) == 3
+
+
 @contextmanager
 def false_receiver(end: UcxEndpoint) -> Iterator[socket.socket]:
     """One that proves the token and then says what the test wants."""
@@ -149,8 +178,9 @@ def test_a_greeting_that_makes_no_sense(data: bytes) -> None:
         RECORD.pack(Record.OPEN, 1, *KEY, 0) + RECORD.pack(Record.PULL, 1, 0, 0, SIZE + 1),
         RECORD.pack(Record.OPEN, 1, *KEY, 0) + RECORD.pack(Record.PULL, 1, 0, 7, 100),
         RECORD.pack(Record.OPEN, 1, *KEY, 0) + RECORD.pack(Record.PULL, 1, 0, 0, 0),
+        RECORD.pack(Record.OPEN, 1, *KEY, 0) + RECORD.pack(Record.SPLIT, 1, 0, 0, 0),
     ],
-    ids=["kind", "channel_0", "twice", "beyond_the_watermark", "a_gap", "nothing"],
+    ids=["kind", "channel_0", "twice", "beyond_the_end", "a_gap", "nothing", "split"],
 )
 def test_a_receiver_that_breaks_the_rules(records: bytes) -> None:
     lost: list[tuple[int, Side, Exception]] = []
