@@ -16,7 +16,7 @@ from hoplite_ucx.transports.errors import TransportError, ViolationError
 from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.interface import Fault, Side
 from hoplite_ucx.transports.memory import Memory
-from hoplite_ucx.transports.ucx import receiving
+from hoplite_ucx.transports.ucx import receiving, sending
 from hoplite_ucx.transports.ucx.endpoint import SharedMemoryEndpoint, UcxEndpoint
 from hoplite_ucx.transports.ucx.frames import RECORD, Connection, Record
 from hoplite_ucx.transports.ucx.library import load
@@ -135,6 +135,19 @@ def test_only_a_source_that_stands_in_mid_piece_costs_more_than_a_message(
         incoming.complete(1)
     assert (said.count(Record.PART), said.count(Record.SPLIT)) == (parts, parts)
     assert said.count(Record.PULL) == 3
+
+
+def test_a_granule_that_is_tiny_does_not_pull_more_than_the_sender_lets_wait() -> None:
+    granule = 256
+    size = (sending.MAX_PULLS + 1000) * granule
+    with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
+        source = Memory(bytearray(pattern(1, 0, size)))
+        Serving(a, 2, KEY, source, size)
+        incoming = Receiving(b, 1, a.address, KEY, size, granule=granule)
+        for rise in (*range(granule, 20 * granule, granule), size):  # pulls wait meanwhile
+            source.rise(rise)
+            wait_until(lambda: incoming.memory.watermark() == source.watermark(), "the rise arrives")
+        incoming.complete(1)
 
 
 @contextmanager

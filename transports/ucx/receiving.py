@@ -35,10 +35,11 @@ GREETING_SECONDS = 5.0
 """The peer may have to load UCX first."""
 IDLE_SECONDS = 60.0
 MAX_CHUNK = 2 << 20
-# Pieces of a stream that are pulled ahead: this many bytes, and at least so many pieces. More than the sender has under
-# way at a time, so that it never waits for a pull: pulls come late on a machine that has other things to do.
+# What of a stream is pulled ahead: this many bytes, but so many pieces at least and at most. It is more than the sender
+# has under way at a time, so that it never waits for a pull: they come late on a machine that has other things to do.
 AHEAD_BYTES = 16 << 20
-AHEAD_PIECES = 8
+LEAST_AHEAD = 8
+MOST_AHEAD = 256
 # A piece that is not a whole chunk waits while more than this many are under way, lest there be many small ones.
 _SMALL_AHEAD = 1
 
@@ -65,7 +66,7 @@ class Incoming:
         self.received = self.requested = offset
         self.size = size
         self.chunk = min(granule, MAX_CHUNK)
-        self.ahead = max(AHEAD_PIECES, AHEAD_BYTES // self.chunk)
+        self.ahead = min(max(LEAST_AHEAD, AHEAD_BYTES // self.chunk), MOST_AHEAD)
         self.on_closed = on_closed
         self.link: ReceivingLink | None = None
         self.channel = 0
