@@ -176,7 +176,7 @@ class ReceivingLink(Link):
             self.break_off(self.failed(error))
             return
         self.attach(Connection(sock, self.address))
-        for incoming in self.streams.values():
+        for incoming in list(self.streams.values()):
             self._open(incoming)
         self.engine.later(IDLE_SECONDS, self._retire)
 
