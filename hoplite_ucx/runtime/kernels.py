@@ -5,7 +5,7 @@ combined as a sum: slots nest, and only who makes the whole sum divides it.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -101,11 +101,11 @@ class Kernel:
         """out = left op right between two places that cut no element. `right` lies `shift` bytes lower in its array."""
         assert self.failure is None
         for low, high, dtype in self._between(start, end):
-            self._ufunc(
-                left[low:high].view(dtype),
-                right[low - shift : high - shift].view(dtype),
-                out=out[low:high].view(dtype),
-            )
+            into = out[low:high].view(dtype)
+            # Where a side lies in the output already, it is the same memory: one view serves for both.
+            first = into if left is out else left[low:high].view(dtype)
+            second = into if right is out and not shift else right[low - shift : high - shift].view(dtype)
+            self._ufunc(first, second, out=into)
 
     def divide(self, out: Bytes, start: int, end: int, divisor: int) -> None:
         """Make means of sums, in place, between two places that cut no element."""
@@ -113,15 +113,21 @@ class Kernel:
         for low, high, dtype in self._between(start, end):
             _divide(out[low:high].view(dtype), divisor)
 
-    def _between(self, start: int, end: int) -> Iterator[tuple[int, int, np.dtype[Any]]]:
+    def _between(self, start: int, end: int) -> Sequence[tuple[int, int, np.dtype[Any]]]:
         """The arrays, or pieces of them, that lie there."""
         index = max(0, bisect_right(self._starts, start) - 1)
+        if index < len(self._runs):
+            low, high, dtype = self._runs[index]
+            if low <= start and end <= high:  # nearly always
+                return ((start, end, dtype),) if start < end else ()
+        pieces = []
         for low, high, dtype in self._runs[index:]:
             if low >= end:
                 break
             low, high = max(low, start), min(high, end)
             if low < high:
-                yield low, high, dtype
+                pieces.append((low, high, dtype))
+        return pieces
 
 
 def combine_bytes(layout: bytes, op: Operation, parts: tuple[bytes, ...], divisor: int = 0) -> bytes:

@@ -157,8 +157,8 @@ class Slot:
         with suppress(RuntimeError):  # the node is closing
             self._combiner.executor.submit(self.advance)
 
-    def advance(self) -> None:
-        """Combine as far as the parts have come."""
+    def advance(self, arriving: "PartSink | None" = None) -> None:
+        """Combine as far as the parts have come. The sink whose bytes arrived looks for itself what became of them."""
         self._dirty = True
         while self._dirty and not self._done:
             if not self._lock.acquire(blocking=False):
@@ -175,7 +175,8 @@ class Slot:
             finally:
                 self._lock.release()
             for sink in grown:
-                sink.tell()
+                if sink is not arriving:
+                    sink.tell()
             if finished:
                 self._on_combined()
 
@@ -188,6 +189,8 @@ class Slot:
         grown = []
         for part in self._parts:
             before = part.combined
+            if before == size:
+                continue
             goal = min(limit, part.available())
             if part.index == 0 or self._kernel is None:
                 part.combined = self._take_first(part, goal)
@@ -288,16 +291,13 @@ class PartSink:
         self._slot = slot
         self._part = part
         self._grown: Callable[[], None] | None = None
-        self._inside = threading.local()
 
     def window(self, offset: int, length: int) -> memoryview:
         return self._slot.window(self._part, offset, length)
 
     def arrived(self, end: int) -> None:
         self._part.received = end
-        self._inside.arriving = True
-        self._slot.advance()
-        self._inside.arriving = False
+        self._slot.advance(self)
 
     def watermark(self) -> int:
         return self._part.combined
@@ -309,8 +309,8 @@ class PartSink:
         self._grown = grown
 
     def tell(self) -> None:
-        """The part moved; whoever is in `arrived` sees it by itself."""
-        if self._grown is not None and not getattr(self._inside, "arriving", False):
+        """The part moved, and not only by what has just arrived."""
+        if self._grown is not None:
             self._grown()
 
     def end(self) -> int:
