@@ -62,10 +62,12 @@ def choose_degree(size: int, count: int, bandwidth: float, costs: Costs) -> int:
     return min(range(1, max(count, 2)), key=duration)
 
 
-def choose_stripes(size: int, count: int) -> int:
+def choose_stripes(size: int, count: int, bandwidth: float, settings: Settings) -> int:
     """Into how many stripes a target is laid that the hosts of all its sources get: as many as there are sources, which
-    spares every link 1/count of its load and costs little, or 1 where the slots, count² of them, would be too many."""
-    return count if 2 < count <= _MOST_STRIPES and size > count * _LEAST_STRIPE else 1
+    spares every link 1/count of its load, or 1 where the slots, count² of them, would be too many or cost more."""
+    spared = 2 * size / count / bandwidth
+    pays = spared >= count**2 * settings.slot_cost
+    return count if pays and 2 < count <= _MOST_STRIPES and size > count * _LEAST_STRIPE else 1
 
 
 def _tree_of(count: int, degree: int) -> tuple[int, int]:

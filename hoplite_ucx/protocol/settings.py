@@ -43,3 +43,5 @@ class Settings(Struct, frozen=True, array_like=True):
     sender_cost: Seconds = 0.0
     min_granule: Amount = 32 * KIB
     max_granule: Amount = MIB
+    # What laying a slot costs the directory and its host, in time that everybody waits; the simulator charges nothing.
+    slot_cost: Seconds = 0.0

@@ -121,8 +121,15 @@ def test_stripes_fill_the_object_and_split_no_element(size: int, count: int) -> 
 
 
 def test_few_sources_make_stripes_and_many_do_not() -> None:
-    assert [choose_stripes(LARGE, count) for count in (1, 2, 3, 8, 16, 17, 64)] == [1, 1, 3, 8, 16, 1, 1]
-    assert choose_stripes(1000, 8) == 1
+    counts = (1, 2, 3, 8, 16, 17, 64)
+    assert [choose_stripes(LARGE, count, 125e6, Settings()) for count in counts] == [1, 1, 3, 8, 16, 1, 1]
+    assert choose_stripes(1000, 8, 125e6, Settings()) == 1
+
+
+def test_stripes_must_spare_more_than_their_slots_cost() -> None:
+    costly = Settings(slot_cost=1e-3)
+    assert [choose_stripes(size << 20, 8, 125e6, costly) for size in (1, 8, 30, 31, 64)] == [1, 1, 1, 8, 8]
+    assert choose_stripes(64 << 20, 8, 1.25e9, costly) == 1
 
 
 # --- laying -----------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_several_sources_of_one_host_and_chained_reductions(live: Live) -> None:
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-@pytest.mark.parametrize("size", [100, 1 << 20])
+@pytest.mark.parametrize("size", [100, 2 << 20])
 def test_a_mean_is_a_mean_for_everybody(live: Live, size: int, everywhere: bool) -> None:
     """Inline, in a chain and in stripes; for getters who know nothing of it, and as a source of others."""
     arrays = [np.random.default_rng(seed).random(size) for seed in range(4)]
@@ -143,7 +143,7 @@ def test_a_mismatch_names_it(live: Live) -> None:
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-@pytest.mark.parametrize("size", [10, 1 << 20])
+@pytest.mark.parametrize("size", [10, 2 << 20])
 def test_what_cannot_be_combined_gives_nobody_bytes(live: Live, size: int, everywhere: bool) -> None:
     refs = [host.put(np.ones(size)) for host in live.hosts]
     target = ObjectRef.random()

@@ -480,8 +480,10 @@ class Broadcast:
         return self.pool.choose(receiver.member.nic, self.size - receiver.watermark, now, acceptable)
 
     def _choose_granule(self) -> int:
-        """The tree may come to span the cluster as it is now; a granule for that depth costs shallow trees nothing."""
-        return choose_granule(self.whole, len(self._members) - 1, self._bandwidth, self._world.settings)
+        """The tree may come to span the cluster as it is now; a granule for that depth costs shallow trees nothing. Nor
+        does one for a single hop cost stripes anything: it is their links that are full, not their pipelines."""
+        depth = 1 if self.whole > self.size else len(self._members) - 1
+        return choose_granule(self.whole, depth, self._bandwidth, self._world.settings)
 
     def _begin_stream(self, receiver: Receiver, plan: Plan) -> None:
         member, sender = receiver.member, self._members[plan.sender]

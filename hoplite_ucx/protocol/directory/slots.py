@@ -154,7 +154,8 @@ class Slots:
             for ref, version in self.chosen.items()
         ):
             return False
-        return choose_stripes(self._size, self.spec.count) > 1
+        bandwidth = self._objects.members.bandwidth()
+        return choose_stripes(self._size, self.spec.count, bandwidth, self._world.settings) > 1
 
     def _lay_stripes(self, ring: list[tuple[bytes, NodeId]]) -> None:
         """As many chains as there are sources, each along the same ring and each with another end."""
