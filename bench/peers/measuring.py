@@ -51,6 +51,7 @@ def measure_peers(
     names: Collection[str] = tuple(PEERS),
     untimed: int = 1,
     advance: Callable[[], object] = lambda: None,
+    told: Callable[[Measurement], object] = lambda _: None,
 ) -> PeerFigures:
     """All cells with each peer; `untimed` of the rounds of a cell come before those that count."""
     figures = PeerFigures()
@@ -64,6 +65,7 @@ def measure_peers(
             with running(name, cluster, cells) as leader:
                 for measured in _listen(leader, name, cluster, cells, rate, untimed, advance):
                     figures.measured.append(measured)
+                    told(measured)
         except PeerError as failure:
             figures.not_run.append(NotRun(title, _last_line(failure)))
     return figures

@@ -51,11 +51,15 @@ def peers(
     cells = [(each, one) for each in dict.fromkeys(operation) for one in sorted(set(size))]
     rounds = len(cells) * (repeat + 1) * (1 + bare + len(chosen))
     with refusals(), progress_bar("peers", rounds, quiet=as_json) as advance:
-        figures = measure_beside(cells, chosen, hosts=hosts, rate=rate, repeat=repeat, bare=bare, advance=advance)
-    if as_json:
-        for measured in figures.measured:
-            typer.echo(measured.json_line())
-    else:
+
+        def told(measured: Measurement) -> None:
+            if as_json:
+                typer.echo(measured.json_line())
+
+        figures = measure_beside(
+            cells, chosen, hosts=hosts, rate=rate, repeat=repeat, bare=bare, advance=advance, told=told
+        )
+    if not as_json:
         _show(figures.measured, f"{hosts} hosts, {format_bandwidth(rate)} each; medians (× the limit of the links)")
     tell_not_run(figures.not_run, as_json)
 
