@@ -1,7 +1,26 @@
-"""Settings of the whole test run."""
+"""Settings of the whole test run, and emulated hosts for the tests that need some."""
 
+import signal
+
+import pytest
 from hypothesis import settings
+
+from hoplite_ucx.bench.cluster import Cluster, ClusterUnavailableError
 
 # Timing on shared machines says nothing about an example; pytest-timeout bounds each test.
 settings.register_profile("hoplite", deadline=None)
 settings.load_profile("hoplite")
+
+# A shell's background jobs ignore ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def emulated_hosts() -> None:
+    """Skips, with the reason, on a machine that lacks the tools or the rights."""
+    try:
+        with Cluster(hosts=1):
+            pass
+    except ClusterUnavailableError as unavailable:
+        pytest.skip(str(unavailable))

@@ -14,8 +14,6 @@ from hoplite_ucx.bench.faults.scenarios import Operation
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.cli import app
 
-pytest_plugins = ["tests.bench.conftest"]
-
 SIZE = 8 << 20
 RATE = 50e6
 

@@ -15,7 +15,6 @@ import pytest
 from hoplite_ucx.bench.cluster import Cluster, Host
 from hoplite_ucx.bench.faults.peers import Peer
 
-pytest_plugins = ["tests.bench.conftest"]
 pytestmark = pytest.mark.usefixtures("emulated_hosts")
 
 HOPLITE = [sys.executable, "-c", "from hoplite_ucx.cli import main; main()"]

@@ -12,8 +12,6 @@ from hoplite_ucx.bench.soak.driver import soak
 from hoplite_ucx.bench.soak.sampling import Growth, Sampler, Use, use_of
 from hoplite_ucx.bench.soak.tasks import Books, Task, TaskKind
 
-pytest_plugins = ["tests.bench.conftest"]
-
 MIB = 1 << 20
 
 

@@ -87,7 +87,7 @@ def test_calls_behind_an_effect_that_fails_are_told() -> None:
         assert np.array_equal(host.get(large), LARGE)
 
         for effect, call in {
-            Got: lambda: host.get(small),
+            Got: lambda: host.get(large),
             PutReady: lambda: host.put(LARGE),
             DeleteDone: lambda: host.client.delete([small.binary], 20),
         }.items():
