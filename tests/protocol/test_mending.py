@@ -1,5 +1,7 @@
 """What a lost source costs a reduction; and what follows from one change must all be done at once."""
 
+import pytest
+
 from hoplite_ucx.protocol.directory.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import SessionLost
@@ -147,13 +149,16 @@ def test_a_broken_stream_to_a_slot_is_placed_again_and_nothing_else() -> None:
     assert d.heard_all(Bind) == []
 
 
-def test_nothing_is_replaced_before_those_who_pull_have_reported() -> None:
-    """The flush: B may have all of 1 when A dies."""
+@pytest.mark.parametrize("deleted", [False, True])
+def test_nothing_is_replaced_before_those_who_pull_have_reported(deleted: bool) -> None:
+    """The flush: B may have all of 1 when A dies; also if 1 was deleted, and lives for the reduction only."""
     d = Reducer("A", "B", "C", "D")
     for number, name in enumerate("ABC", 1):
         d.put(name, number)
     d.reduce("D", (1, 2, 3), count=2)
     root = d.take("B")
+    if deleted:
+        d.tell("D", Delete(5, (ref(1),)))
     d.quiet()
     d.kill("A")
     assert d.heard_all(Bind) == []
@@ -162,6 +167,19 @@ def test_nothing_is_replaced_before_those_who_pull_have_reported() -> None:
     assert d.heard_all(Bind) == []
     d.tell("B", Completed(root.version))
     assert d.contributors("D") == [Contributors(7, (ref(1), ref(2)))]
+
+
+def test_a_deleted_source_is_replaced_when_it_turns_out_to_be_lost() -> None:
+    d = Reducer("A", "B", "C", "D")
+    for number, name in enumerate("ABC", 1):
+        d.put(name, number)
+    d.reduce("D", (1, 2, 3), count=2)
+    d.take("B")
+    d.tell("D", Delete(5, (ref(1),)))
+    d.quiet()
+    d.lose("A")
+    [bind] = d.heard_all(Bind)
+    assert {part.ref for part in bind.parts} == {ref(2), ref(3)}
 
 
 # --- all at once -------------------------------------------------------------------------------------------------

@@ -485,7 +485,7 @@ def _check_nothing_undone(
         for ref in chosen
         if not (_is_available(directory, reduction, ref) or all(_is_in(reduction, homes, ref) for homes in trees))
     ]
-    gone = [ref for ref in changed if not directory.objects.may_come(ref, seen=True)]
+    gone = [ref for ref in changed if not reduction.may_come(ref)]
     spare = next((ref for ref in spec.sources if ref not in chosen and _can_be_chosen(directory, ref)), None)
     if spare is not None:
         assert len(chosen) == spec.count, f"{name}: {short(spare)} is ready, and was not chosen"

@@ -621,6 +621,10 @@ class Objects:
         producer = self.members.get(broadcast.producer) if broadcast.producer is not None and not complete else None
         return [*broadcast.copies.values(), *([producer] if producer is not None else [])]
 
+    def has_version(self, ref: bytes) -> bool:
+        record = self.records.get(ref)
+        return record is not None and record.broadcast is not None
+
     def has_copy(self, ref: bytes) -> bool:
         record = self.records.get(ref)
         return record is not None and record.broadcast is not None and bool(record.broadcast.copies)

@@ -168,12 +168,16 @@ class Reduction(Binding):
             else:
                 self._ready.pop(ref, None)
 
+    def may_come(self, ref: bytes) -> bool:
+        """Whether a source can still become ready. A deleted one is not put again, but while those who were getting
+        what there is of it have yet to report, one of them may have all that is needed."""
+        if ref in self.chosen and self._objects.is_deleted(ref):
+            return self._objects.has_version(ref)
+        return self._objects.may_come(ref, seen=ref in self._seen)
+
     def _could_finish(self) -> bool:
         """Enough sources are in, ready, or still to come."""
-        hopeful = sum(
-            ref in self._ready or self._is_in(ref) or self._objects.may_come(ref, seen=ref in self._seen)
-            for ref in self.spec.sources
-        )
+        hopeful = sum(ref in self._ready or self._is_in(ref) or self.may_come(ref) for ref in self.spec.sources)
         return hopeful >= self.spec.count
 
     def _may_be_complete(self) -> bool:
@@ -247,7 +251,7 @@ class Reduction(Binding):
         for ref, version in list(self.chosen.items()):
             if (ref in self._ready and self._objects.version_of(ref) == version) or self._is_in(ref):
                 continue
-            if ref not in self._ready and self._objects.may_come(ref, seen=True):
+            if ref not in self._ready and self.may_come(ref):
                 continue  # it is not known to be lost
             slots = self._slots_with(ref)
             spare = ref if ref in self._ready else next((s for s in self._ready if s not in self.chosen), None)
@@ -395,7 +399,7 @@ class Reduction(Binding):
         self._objects.source_changed(self.record.ref)  # what is made from it may hope again
 
     def _shortage(self) -> Failure:
-        lost = [short(ref) for ref in self.spec.sources if not self._objects.may_come(ref, seen=ref in self._seen)]
+        lost = [short(ref) for ref in self.spec.sources if not self.may_come(ref)]
         detail = f"only {len(self.spec.sources) - len(lost)} of its sources are left and it needs {self.spec.count}"
         detail += f" (gone: {', '.join(lost[:8])})"
         return Failure(FailureKind.LOST, detail, "put a lost source again; the reduction then goes on", self.record.ref)
