@@ -821,3 +821,18 @@ def test_the_silence_of_the_only_host_is_its_own() -> None:
     d = DirectoryDriver("A")
     d.pass_time(3)
     assert len(d.directory.members) == 0
+
+
+def test_who_waits_for_a_stream_that_another_object_has_lets_go_of_those_behind_it() -> None:
+    """Else that object might wait for one of them in turn."""
+    d = DirectoryDriver("A")
+    d.join("B", streams_in=1)
+    d.join("C")
+    version_of_first = d.put("A", 1)
+    d.put("A", 2)
+    first = d.want("B", 1)
+    assert d.want("C", 1).sender == d["B"]
+    d.tell("B", StreamFailed(version_of_first, first.number, 0, d["A"], StreamFault.BUSY, wanted=True))
+    d.want("B", 2)
+    d.pass_time(1.5, beating=("A", "B", "C"))
+    assert [halt.version for halt in d.heard_all(Halt, "C")] == [version_of_first]

@@ -413,6 +413,8 @@ class Broadcast:
         for receiver in sorted(self._waiting.values(), key=self._turn):
             member = receiver.member
             full = member.receiving >= member.streams_in and self.counts(receiver.key)
+            if full:
+                self._release_children(receiver)
             if (regrouping and receiver.watermark) or not member.connected or full:
                 continue
             if self.inline is not None:
@@ -429,6 +431,13 @@ class Broadcast:
                 self._halt(self.receivers[plan.displaces])
             self._stream(receiver, plan)
         self._wake_for_waiting(regrouping)
+
+    def _release_children(self, receiver: Receiver) -> None:
+        """It waits for a stream that another object has: if those behind it kept theirs meanwhile, that object might in
+        turn wait for them. They are placed anew."""
+        if not receiver.into:
+            for key in self._children(receiver.member.node):
+                self._halt(self.receivers[key])
 
     def _turn(self, receiver: Receiver) -> tuple[int, int, int]:
         """The most advanced come first, and then those whose network cards have nothing else to send, since they are
