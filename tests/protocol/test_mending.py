@@ -182,6 +182,22 @@ def test_a_deleted_source_is_replaced_when_it_turns_out_to_be_lost() -> None:
     assert {part.ref for part in bind.parts} == {ref(2), ref(3)}
 
 
+def test_a_target_that_is_deleted_undecided_goes_into_nothing() -> None:
+    """A takes a slot with what there is of the target, which is deleted meanwhile."""
+    d = Reducer("A", "B")
+    d.put("A", 1)
+    d.put("A", 2)
+    d.reduce("B", (1,))
+    d.take("A")
+    d.reduce("B", (TARGET, 2, 3), count=2, target=OUTER)
+    bind = d.bind_of("A")
+    assert ref(TARGET) in {part.ref for part in bind.parts}
+    d.tell("B", Delete(5, (ref(TARGET),)))
+    d.tell("A", Bound(bind.version, bind.number, ()))
+    d.tell("A", Completed(bind.version))
+    assert d.directory.records[ref(OUTER)].reduction is not None, "it waits for 3"
+
+
 # --- all at once -------------------------------------------------------------------------------------------------
 
 

@@ -431,7 +431,7 @@ class Objects:
     def bury(self, record: Record) -> None:
         """From now on it is deleted, for as long as a tombstone lasts."""
         record.deleted = True
-        self.tombstones.add(record.ref)
+        self.tombstones.add(record.ref, undecided=record.reduction is not None)
         if self.tombstones.overflow():
             self.forget_tombstones()
 
@@ -568,10 +568,12 @@ class Objects:
 
     def is_undecided(self, ref: bytes) -> bool:
         record = self.records.get(ref)
-        return record is not None and record.reduction is not None
+        return ref in self.tombstones.undecided or (record is not None and record.reduction is not None)
 
     def is_decided_as(self, ref: bytes, version: Version) -> bool:
         """Whether bytes of this version may go into a result: a put's may, a target's if that is what it became."""
+        if ref in self.tombstones.undecided:
+            return False
         record = self.records.get(ref)
         return record is None or record.spec is None or record.decided == version
 

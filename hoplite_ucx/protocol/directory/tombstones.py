@@ -18,6 +18,8 @@ class Tombstones:
     def __init__(self, world: World) -> None:
         self._world = world
         self._until: dict[bytes, float] = {}  # the soonest first
+        self.undecided: set[bytes] = set()
+        """Targets that were deleted before it was decided what they are: what there is of them may go into nothing."""
 
     def __contains__(self, ref: bytes) -> bool:
         return ref in self._until
@@ -28,7 +30,9 @@ class Tombstones:
     def overflow(self) -> bool:
         return len(self._until) > _KEPT
 
-    def add(self, ref: bytes) -> None:
+    def add(self, ref: bytes, *, undecided: bool = False) -> None:
+        if undecided:
+            self.undecided.add(ref)
         until = self._world.now + self._world.settings.tombstone
         self._until.pop(ref, None)
         self._until[ref] = until
@@ -44,4 +48,5 @@ class Tombstones:
                 break
             count -= 1
             del self._until[ref]
+            self.undecided.discard(ref)
             yield ref
