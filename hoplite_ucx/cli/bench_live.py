@@ -6,6 +6,7 @@ Every command makes its own hosts, directory, agents and workers, and takes them
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -53,96 +54,43 @@ _ARRIVALS = "puts are 0.1 s apart; time counts from the moment of the last put, 
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (broadcast, reduce, allreduce, gather, arrivals, rtt, onehost, burner, large, small):
+    for operation, what in _OPERATIONS.items():
+        app.command(operation, help=what)(_command_for(operation))
+    for command in (rtt, onehost, burner, large, small):
         app.command()(command)
 
 
 # --- operations -------------------------------------------------------------------------------------------------
 
 
-def broadcast(
-    hosts: Hosts = 8,
-    size: Size = SIZE,
-    rate: Rate = RATE,
-    repeat: Repeat = 5,
-    untimed: Untimed = 1,
-    bare: Bare = True,
-    transport: Transports = None,
-    peers: Peers = False,
-    as_json: Json = False,
-) -> None:
-    """All other hosts get an object of host 0."""
-    _operation(
-        "broadcast", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
-    )
+_OPERATIONS = {
+    "broadcast": "All other hosts get an object of host 0.",
+    "reduce": "Host 0 gets the sum of an object of each host.",
+    "allreduce": "All hosts get the sum of an object of each.",
+    "gather": "Host 0 gets an object of each other host.",
+    "arrivals": "A reduce of objects that are put 0.1 s apart: how long after the last one it takes.",
+}
 
 
-def reduce(
-    hosts: Hosts = 8,
-    size: Size = SIZE,
-    rate: Rate = RATE,
-    repeat: Repeat = 5,
-    untimed: Untimed = 1,
-    bare: Bare = True,
-    transport: Transports = None,
-    peers: Peers = False,
-    as_json: Json = False,
-) -> None:
-    """Host 0 gets the sum of an object of each host."""
-    _operation(
-        "reduce", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
-    )
+def _command_for(operation: str) -> Callable[..., None]:
+    """They differ in nothing but their name."""
 
+    def command(
+        hosts: Hosts = 8,
+        size: Size = SIZE,
+        rate: Rate = RATE,
+        repeat: Repeat = 5,
+        untimed: Untimed = 1,
+        bare: Bare = True,
+        transport: Transports = None,
+        peers: Peers = False,
+        as_json: Json = False,
+    ) -> None:
+        _operation(
+            operation, hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
+        )
 
-def allreduce(
-    hosts: Hosts = 8,
-    size: Size = SIZE,
-    rate: Rate = RATE,
-    repeat: Repeat = 5,
-    untimed: Untimed = 1,
-    bare: Bare = True,
-    transport: Transports = None,
-    peers: Peers = False,
-    as_json: Json = False,
-) -> None:
-    """All hosts get the sum of an object of each."""
-    _operation(
-        "allreduce", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
-    )
-
-
-def gather(
-    hosts: Hosts = 8,
-    size: Size = SIZE,
-    rate: Rate = RATE,
-    repeat: Repeat = 5,
-    untimed: Untimed = 1,
-    bare: Bare = True,
-    transport: Transports = None,
-    peers: Peers = False,
-    as_json: Json = False,
-) -> None:
-    """Host 0 gets an object of each other host."""
-    _operation(
-        "gather", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
-    )
-
-
-def arrivals(
-    hosts: Hosts = 8,
-    size: Size = SIZE,
-    rate: Rate = RATE,
-    repeat: Repeat = 5,
-    untimed: Untimed = 1,
-    bare: Bare = True,
-    transport: Transports = None,
-    peers: Peers = False,
-    as_json: Json = False,
-) -> None:
-    """A reduce of objects that are put 0.1 s apart: how long after the last one it takes."""
-    _operation(
-        "arrivals", hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
-    )
+    return command
 
 
 def _operation(
