@@ -182,6 +182,22 @@ def test_a_deleted_source_is_replaced_when_it_turns_out_to_be_lost() -> None:
     assert {part.ref for part in bind.parts} == {ref(2), ref(3)}
 
 
+def test_a_source_that_is_deleted_while_it_is_put_again_is_replaced() -> None:
+    """What the reduction chose is gone with A; what D has begun to put is not that, and goes with the delete."""
+    d = Reducer("A", "B", "C", "D")
+    d.put("A", 1)
+    d.put("B", 2)
+    d.reduce("D", (1, 2, 3), count=2)
+    d.take("B")
+    d.lose("A")
+    d.put("D", 1, done=False)
+    d.tell("C", Delete(5, (ref(1),)))
+    d.quiet()
+    d.put("C", 3)
+    [bind] = d.heard_all(Bind)
+    assert {part.ref for part in bind.parts} == {ref(2), ref(3)}
+
+
 def test_a_target_that_is_deleted_undecided_goes_into_nothing() -> None:
     """A takes a slot with what there is of the target, which is deleted meanwhile."""
     d = Reducer("A", "B")

@@ -482,7 +482,7 @@ class Directory:
         told = [*record.waiting, *record.watchers]
         record.waiting.clear()
         record.watchers.clear()
-        if record.pinned() and record.broadcast is not None:
+        if record.pinned():
             self.objects.hide(record, failure, told)
         else:
             self.objects.end_version(record, failure, also=told)

@@ -87,8 +87,9 @@ class Record:
         return self.stripe_of is not None or (self.slot is not None and self.slot.cut is not None)
 
     def pinned(self) -> bool:
-        """Chosen by a reduction that is not decided: a delete hides it, and frees it later."""
-        return any(reduction.uses(self.ref) for reduction in self.consumers.values())
+        """Chosen, in this version, by a reduction that is not decided: a delete hides it, and frees it later."""
+        version = self.broadcast.version if self.broadcast is not None else None
+        return version is not None and any(reduction.uses(version) for reduction in self.consumers.values())
 
     def forget_calls(self, node: NodeId) -> None:
         """What the node has asked for, but not what it holds."""
@@ -623,9 +624,9 @@ class Objects:
         producer = self.members.get(broadcast.producer) if broadcast.producer is not None and not complete else None
         return [*broadcast.copies.values(), *([producer] if producer is not None else [])]
 
-    def has_version(self, ref: bytes) -> bool:
-        record = self.records.get(ref)
-        return record is not None and record.broadcast is not None
+    def has_version(self, version: Version) -> bool:
+        record = self.records.get(version.ref)
+        return record is not None and record.broadcast is not None and record.broadcast.version == version
 
     def has_copy(self, ref: bytes) -> bool:
         record = self.records.get(ref)

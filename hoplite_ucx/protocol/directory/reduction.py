@@ -59,9 +59,9 @@ class Reduction(Binding):
             return False
         return self.root.bound or self._objects.has_copy(self.record.ref)
 
-    def uses(self, ref: bytes) -> bool:
-        """Whether the ref is one of the chosen sources of a result that is not decided."""
-        return ref in self.chosen
+    def uses(self, version: Version) -> bool:
+        """Whether this is one of the chosen sources of a result that is not decided."""
+        return self.chosen.get(version.ref) == version
 
     # --- what happens --------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Reduction(Binding):
         """Whether a source can still become ready. A deleted one is not put again, but while those who were getting
         what there is of it have yet to report, one of them may have all that is needed."""
         if ref in self.chosen and self._objects.is_deleted(ref):
-            return self._objects.has_version(ref)
+            return self._objects.has_version(self.chosen[ref])
         return self._objects.may_come(ref, seen=ref in self._seen)
 
     def _could_finish(self) -> bool:
