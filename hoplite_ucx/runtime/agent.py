@@ -272,12 +272,14 @@ class Agent:
             self.dispatch(DirectoryLost())
 
     def _from_directory(self, session: Session, frame: bytes) -> None:
-        if others := introduced(frame):
+        others = introduced(frame)
+        if others is not None:
             self._meet(others)
             return
         try:
             message = decode_to_node(frame)
-        except HopliteError:
+        except HopliteError as error:
+            _log.warning("left the directory, whose message makes no sense: %s", error)
             session.abort()
             return
         if self._directory is session:

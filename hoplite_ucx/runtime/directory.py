@@ -201,7 +201,7 @@ class DirectoryServer:
     def _introduce(self, newcomer: Join) -> None:
         """Let those who are there and a newcomer know each other, if they are few."""
         others = [member for member in self.machine.members if member.node != newcomer.node]
-        if newcomer.node not in self._sessions or len(others) > MOST:
+        if newcomer.node not in self._sessions or not others or len(others) > MOST:
             return
         self._sessions[newcomer.node].send(introduction([(other.node, other.address) for other in others]))
         for other in others:

@@ -25,10 +25,13 @@ def introduction(nodes: list[tuple[NodeId, str]]) -> bytes:
     return _MARK + msgspec.msgpack.encode(nodes)
 
 
-def introduced(frame: bytes) -> list[tuple[NodeId, str]]:
-    """Who is introduced by a frame from the directory: nobody, if it is a message of the protocol or makes no sense."""
+def introduced(frame: bytes) -> list[tuple[NodeId, str]] | None:
+    """Who is introduced by a frame from the directory; None if it is no introduction, but a message of the protocol.
+
+    An introduction to nobody is one too (the first node of a cluster is alone), and so is one that makes no sense.
+    """
     if not frame.startswith(_MARK):
-        return []
+        return None
     try:
         return _decoder.decode(frame[len(_MARK) :])[:MOST]
     except msgspec.DecodeError:

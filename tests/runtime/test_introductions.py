@@ -13,13 +13,27 @@ def test_an_introduction_names_nodes_and_addresses() -> None:
 
 
 def test_nothing_else_is_an_introduction() -> None:
+    assert introduced(encode(Alive())) is None
+    assert introduced(b"") is None
+
+
+def test_an_introduction_to_nobody_is_no_message() -> None:
     mark = introduction([])[:-1]
-    assert introduced(encode(Alive())) == introduced(b"") == introduced(mark) == introduced(mark + b"\xff") == []
+    assert introduced(introduction([])) == introduced(mark) == introduced(mark + b"\xff") == []
     assert introduced(mark + b"\x91\x92\xa1x\xa1y") == []  # what should be a number is a text
 
 
 def test_nobody_is_introduced_to_more_than_a_few() -> None:
-    assert len(introduced(introduction([(number, "x:1") for number in range(2 * MOST)]))) == MOST
+    assert introduced(introduction([(number, "x:1") for number in range(2 * MOST)])) == [
+        (number, "x:1") for number in range(MOST)
+    ]
+
+
+def test_a_node_that_is_alone_keeps_its_session() -> None:
+    with live_cluster(1) as live:
+        for _ in range(10):
+            assert live.hosts[0].status()["connected"]
+            time.sleep(0.05)
 
 
 def test_links_are_there_before_they_are_needed() -> None:
