@@ -19,7 +19,7 @@ from hoplite_ucx.bench.cluster import Host
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.live import LiveCluster
 from hoplite_ucx.bench.machine import check_memory, facts, versions
-from hoplite_ucx.bench.peers.rounds import CALLS, SPACING
+from hoplite_ucx.bench.peers.rounds import SPACING, calls_of
 from hoplite_ucx.bench.timing import Measurement, Round, limit_seconds, measure_in_turn
 
 __all__ = ["ROUNDS", "LiveRounds", "check_cell", "compare_on", "live_clusters"]
@@ -101,7 +101,7 @@ class LiveRounds:
 
     def rtt(self) -> Round:
         """Host 0 puts an object, host 1 gets it and puts another, which host 0 gets: the median of many of these."""
-        there, back = ([self._live.new_ref() for _ in range(CALLS)] for _ in range(2))
+        there, back = ([self._live.new_ref() for _ in range(calls_of(self._size))] for _ in range(2))
         (seed,) = self._new_seeds(1)
         step = {"do": "trips", "size": self._size, "seed": seed}
         first = {**step, "puts": there, "gets": back, "begins": True}

@@ -53,12 +53,33 @@ class Worker:
         self, refs: list[str], at: float = 0.0, sources: list[str] | None = None, everywhere: bool = False
     ) -> dict[str, float]:
         """Get these; with `sources`, the only one is first asked for as their sum."""
+        return _timed(at, lambda: self._get(refs, sources, everywhere))
+
+    def _get(self, refs: list[str], sources: list[str] | None, everywhere: bool) -> None:
+        if sources is not None:
+            combine = hoplite.allreduce if everywhere else hoplite.reduce
+            combine([_ref(source) for source in sources], "sum", ref=_ref(refs[0]), timeout=_TIMEOUT)
+        self._kept = hoplite.get([_ref(ref) for ref in refs], timeout=_TIMEOUT)
+
+    def arrive(
+        self,
+        at: float,
+        put: str | None = None,
+        size: int = 0,
+        seed: int = 0,
+        get: str | None = None,
+        sources: list[str] | None = None,
+        everywhere: bool = False,
+    ) -> dict[str, float]:
+        """Come to an operation at a moment: put an object of one's own, then get what comes of it; or one of both."""
+        array = np.empty(size // 4, np.float32)
+        fill(array, [seed])
 
         def work() -> None:
-            if sources is not None:
-                combine = hoplite.allreduce if everywhere else hoplite.reduce
-                combine([_ref(source) for source in sources], "sum", ref=_ref(refs[0]), timeout=_TIMEOUT)
-            self._kept = hoplite.get([_ref(ref) for ref in refs], timeout=_TIMEOUT)
+            if put is not None:
+                hoplite.put(array, ref=_ref(put), timeout=_TIMEOUT)
+            if get is not None:
+                self._get([get], sources, everywhere)
 
         return _timed(at, work)
 

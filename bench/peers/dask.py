@@ -15,7 +15,7 @@ import numpy as np
 from distributed import Client, wait
 
 from hoplite_ucx.bench.contents import Array, fill
-from hoplite_ucx.bench.peers.rounds import CALLS, SPACING, check, lead, say, seeds_of, sleep_until
+from hoplite_ucx.bench.peers.rounds import SPACING, calls_of, check, lead, say, seeds_of, sleep_until
 
 _PATIENCE = 90.0
 
@@ -59,9 +59,11 @@ class Rounds:
         self._client = Client(f"tcp://{addresses[0]}:8786", timeout=_PATIENCE)
         self._client.wait_for_workers(len(addresses), timeout=_PATIENCE)
         self._workers = [f"host-{rank}" for rank in range(len(addresses))]
+        self._calls = 0
 
     def run(self, operation: str, size: int, number: int) -> float:
         seeds = seeds_of(number, len(self._workers))
+        self._calls = calls_of(size)
         objects = [self._on(rank, make, size, seed) for rank, seed in enumerate(seeds)]
         wait(objects)
         time.sleep(0.05)
@@ -109,7 +111,7 @@ class Rounds:
     def _rtt(self, objects: list[Any], _seeds: list[int]) -> float:
         took = []
         _begin()
-        for _ in range(CALLS):
+        for _ in range(self._calls):
             began = time.monotonic()
             end = self._on(0, moment_of, self._on(1, same, objects[0])).result()
             took.append(end - began)

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from hoplite_ucx.bench import keeper
@@ -58,7 +58,7 @@ class _Stage:
         return max(cell.size for cell in self.cells)
 
     def program(self, module: str, *arguments: str) -> list[str]:
-        plan = json.dumps([[cell.operation, cell.size, cell.rounds] for cell in self.cells])
+        plan = json.dumps([astuple(cell) for cell in self.cells])
         return [self.python, "-m", f"hoplite_ucx.bench.peers.{module}", plan, *arguments]
 
     def tool(self, name: str) -> str:

@@ -91,7 +91,7 @@ def _listen(
     versions = _told(leader, "versions", _START)
     for cell in cells:
         limit = limit_seconds(cell.operation, hosts, cell.size, rate)
-        patience = _PATIENCE + 40 * limit
+        patience = _PATIENCE + 40 * limit + hosts * cell.spacing
         rounds = []
         for _ in range(cell.rounds):
             _told(leader, "at", patience)
@@ -105,10 +105,12 @@ def _listen(
             "operation": cell.operation, "hosts": hosts, "size": cell.size, "rate": rate, "untimed": untimed,
             "peer": name, "versions": versions, "machine": machine.facts(),
         }  # fmt: skip
+        if cell.spacing:
+            settings["spacing"] = cell.spacing
         yield Measurement(
             f"{PEERS[name].title} {cell.operation}",
             tuple(each.seconds for each in timed),
-            limit,
+            None if cell.spacing else limit,
             settings,
             statistics.median(each.processor for each in timed),
         )

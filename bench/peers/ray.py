@@ -15,7 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hoplite_ucx.bench.contents import Array, fill
-from hoplite_ucx.bench.peers.rounds import CALLS, SPACING, check, lead, say, seeds_of, sleep_until
+from hoplite_ucx.bench.peers.rounds import SPACING, calls_of, check, lead, say, seeds_of, sleep_until
 
 _NOTICE = 0.08  # a call of an actor takes some milliseconds
 _PATIENCE = 120.0
@@ -61,7 +61,7 @@ class Holder:
 
     def trips(self, other: Any) -> float:
         took = []
-        for _ in range(CALLS):
+        for _ in range(calls_of(self._array.nbytes)):
             began = time.monotonic()
             (back,) = ray.get(other.echo.remote([ray.put(self._array)]))
             ray.get(back)
