@@ -184,6 +184,16 @@ def test_running_streams_never_notice(order: str) -> None:
         assert not successor.told_to(name, *INTERRUPTIONS)
 
 
+def test_a_put_goes_on_though_others_have_it_all() -> None:
+    """Its last bytes, and that it has them all, were on their way when it came."""
+    successor = Successor()
+    successor.survive("A", copies=(copy(1),))
+    successor.survive("P", producing=(copy(1),), wants=(ref(1),))
+    successor.tell("P", Completed(version(1)))
+    assert not successor.told_to("P", *INTERRUPTIONS)
+    assert set(successor.broadcast(1).copies) == {successor["A"], successor["P"]}
+
+
 def test_a_stream_runs_on_though_another_was_given_its_place() -> None:
     """The sender has room for one stream, and was heard before the receiver of the one that runs."""
     successor = Successor()

@@ -113,8 +113,10 @@ class Joining:
         broadcast = self._objects.current(member, version)
         if broadcast is None or broadcast.producer == member.node:
             return
-        if broadcast.has_root() or member.node in broadcast.receivers or not broadcast.sealed:
-            self._world.send(member.node, Drop(version))  # others have it all, or make it: offered again, it is a no-op
-        else:
-            self._objects.involve(self._objects.records[version.ref], member)
-            broadcast.produce(member)
+        if broadcast.producer is not None or not broadcast.sealed:
+            self._world.send(member.node, Drop(version))  # others make it: offered again, it is a no-op
+            return
+        # It goes on even if others have it all by now: its last bytes, and that it has them, may be on their way to us.
+        broadcast.forget(member.node)
+        self._objects.involve(self._objects.records[version.ref], member)
+        broadcast.produce(member)
