@@ -145,13 +145,16 @@ ROUNDS: dict[str, Callable[[LiveRounds], Round]] = {
 _BARE = {"arrivals": "reduce", "rtt": "echo"}
 """What bare sockets do in their place: they have no arrivals, everything is there."""
 
+_BARE_PATIENCE = 60.0
 
-def check_cell(operation: str, hosts: int, size: int) -> None:
-    """Refuse what cannot be measured, before anything is started."""
+
+def check_cell(operation: str, hosts: int, size: int, *, memory: bool = True) -> None:
+    """Refuse what cannot be measured, before anything is started; with `memory`, also what cannot be just now."""
     if hosts < 2:
         raise PeerError(f"{operation} is between two or more hosts")
     _check_size(size)
-    check_memory(operation, hosts, size)
+    if memory:
+        check_memory(operation, hosts, size)
 
 
 def _check_size(size: int) -> None:
@@ -199,5 +202,6 @@ def compare_on(
         }
         if bare:
             between = machines[:2] if alike == "echo" else machines
-            runs[f"bare {alike}"] = stack.enter_context(BarePeers(between, alike, size)).run
+            peers = BarePeers(between, alike, size, _BARE_PATIENCE + 10 * limit)
+            runs[f"bare {alike}"] = stack.enter_context(peers).run
         return measure_in_turn(runs, repeat=repeat, untimed=untimed, limit=limit, settings=settings, advance=advance)

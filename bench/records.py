@@ -13,7 +13,7 @@ from pathlib import Path
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.timing import Measurement
 
-__all__ = ["Change", "Figure", "changes", "figure_of", "read_figures"]
+__all__ = ["Change", "Figure", "changes", "figure_in", "figure_of", "read_figures"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Figure:
 
 
 def figure_of(measured: Measurement) -> Figure | None:
-    return _figure(json.loads(measured.json_line()))
+    return figure_in(json.loads(measured.json_line()))
 
 
 def read_figures(path: Path) -> list[Figure]:
@@ -52,7 +52,7 @@ def read_figures(path: Path) -> list[Figure]:
     for number, line in enumerate(lines, 1):
         try:
             told = json.loads(line) if line.strip() else {}
-            figure = _figure(told) if isinstance(told, dict) else None
+            figure = figure_in(told) if isinstance(told, dict) else None
         except (ValueError, TypeError) as error:
             raise PeerError(f"line {number} of {path} is no figure: {error}") from error
         if figure is not None:
@@ -62,7 +62,8 @@ def read_figures(path: Path) -> list[Figure]:
     return found
 
 
-def _figure(told: dict[str, object]) -> Figure | None:
+def figure_in(told: dict[str, object]) -> Figure | None:
+    """The figure of one JSON object; None if it holds none."""
     wanted = ("what", "operation", "hosts", "size", "rate", "seconds", "fastest_seconds", "slowest_seconds")
     if any(told.get(name) is None for name in wanted):
         return None

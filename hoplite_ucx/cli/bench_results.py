@@ -45,8 +45,8 @@ def peers(
     as_json: Json = False,
 ) -> None:
     """Us and the peers, several operations and sizes on the same emulated hosts in one run (see ci/peers)."""
-    _refuse_unknown(operation, ROUNDS, "--operation")
-    _refuse_unknown(peer or [], PEERS, "--peer")
+    refuse_unknown(operation, ROUNDS, "--operation")
+    refuse_unknown(peer or [], PEERS, "--peer")
     chosen = list(PEERS) if peer is None else list(dict.fromkeys(peer))
     cells = [(each, one) for each in dict.fromkeys(operation) for one in sorted(set(size))]
     rounds = len(cells) * (repeat + 1) * (1 + bare + len(chosen))
@@ -64,7 +64,7 @@ def peers(
     tell_not_run(figures.not_run, as_json)
 
 
-def _refuse_unknown(names: Sequence[str], known: Collection[str], option: str) -> None:
+def refuse_unknown(names: Sequence[str], known: Collection[str], option: str) -> None:
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
@@ -78,11 +78,11 @@ def _show(measured: list[Measurement], title: str) -> None:
         table.add_column(column, justify="left" if not column else "right")
     for operation, size in dict.fromkeys((figure.operation, figure.size) for figure in figures):
         row = {each.subject: each for each in figures if (each.operation, each.size) == (operation, size)}
-        table.add_row(operation, format_size(size), *(_cell(row.get(subject)) for subject in subjects))
-    _print(table)
+        table.add_row(operation, format_size(size), *(cell_text(row.get(subject)) for subject in subjects))
+    print_table(table)
 
 
-def _cell(figure: Figure | None) -> str:
+def cell_text(figure: Figure | None) -> str:
     if figure is None:
         return "-"
     # What fits into one bucket of the shaper is no matter of its rate.
@@ -115,7 +115,7 @@ def compare(before: Results, after: Results) -> None:
             f"{change.ratio:.3f}",
             verdict,
         )
-    _print(table)
+    print_table(table)
 
 
 def plot(
@@ -131,7 +131,7 @@ def plot(
     typer.echo(" ".join(str(path) for path in made))
 
 
-def _print(table: Table) -> None:
+def print_table(table: Table) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(WIDTH, 150)
