@@ -52,6 +52,8 @@ class Client:
         me = Identity(int.from_bytes(self._identity[:8]), b"", self.greeting.cluster.encode())
         self.reader = Reader(me, self._directory_at)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Views that outlive everything else still poke: a number that was closed could be the user's file by then.
+        weakref.finalize(self, os.close, self._wake).atexit = False
         self._janitor = threading.Thread(target=self._run_janitor, name="hoplite-janitor", daemon=True)
         self._janitor.start()
         _clients.add(self)
@@ -277,8 +279,6 @@ class Client:
                             self._mine.pop(reply.backing, None)
         except HopliteError:
             self.reader.close()  # the agent is gone; whoever calls next hears of it
-        finally:
-            os.close(self._wake)
 
     def _send_released(self) -> None:
         pins = []

@@ -143,6 +143,22 @@ def test_the_host_that_makes_a_mean_dies() -> None:
         np.testing.assert_allclose(outcome[0], sum(arrays) / 3, rtol=1e-12)
 
 
+def test_what_outlives_the_agent_touches_no_other_file(tmp_path: Path) -> None:
+    """An array is let go of after its agent died, while the program has opened files of its own."""
+    with live_cluster(1) as live:
+        [host] = live.hosts
+        array = host.get(host.put(random_bytes(1 << 20)))
+        host.kill()
+        host.client._janitor.join(10)
+        assert not host.client._janitor.is_alive()
+        files = [(tmp_path / str(number)).open("wb", buffering=0) for number in range(16)]
+        del array
+        host.client.close()
+        for file in files:
+            file.close()
+        assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 16
+
+
 def test_a_stopped_agent_is_passed_by() -> None:
     data = random_bytes(32 << 20)
     with live_cluster(3) as live:
