@@ -136,11 +136,15 @@ class Client:
         if (found := self.reader.look(ref, timeout)) is not None:
             return memoryview(found.data), found.layout
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-        reply = self._ask(connection, lambda call: wire.GetRequest(call, ref, left), left)
-        assert isinstance(reply, wire.Value)
+        call = connection.next_call()
+        with _Calls(connection, {call}):  # until its descriptor is taken: the next get must not find it
+            connection.send(wire.GetRequest(call, ref, left))
+            reply = self._reply(connection, {call}, left)
+            assert isinstance(reply, wire.Value)
+            memory = self._open(connection, reply)
         if reply.size > self.greeting.inline_limit:
             self.reader.is_near(ref)
-        return self._open(connection, reply), reply.layout
+        return memory, reply.layout
 
     def wait(self, refs: Sequence[bytes], count: int, timeout: float | None) -> tuple[list[bytes], list[bytes]]:
         reply = self._ask(self._connection(), lambda call: wire.WaitRequest(call, tuple(refs), count, timeout), timeout)

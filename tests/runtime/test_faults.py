@@ -159,6 +159,24 @@ def test_what_outlives_the_agent_touches_no_other_file(tmp_path: Path) -> None:
         assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 16
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_an_interrupted_get_leaves_nothing_for_the_next(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes when the answer is there, and its memory has not been mapped yet."""
+    with live_cluster(1) as live:
+        [host] = live.hosts
+        first, second = (host.put(np.full(1 << 20, number)) for number in (1, 2))
+        opening = host.client._open
+
+        def interrupted(*_: object) -> memoryview:
+            monkeypatch.setattr(host.client, "_open", opening)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(host.client, "_open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            host.client.get([first.binary] * (1 + many), 10)
+        assert host.get(second)[0] == 2
+
+
 def test_a_stopped_agent_is_passed_by() -> None:
     data = random_bytes(32 << 20)
     with live_cluster(3) as live:
