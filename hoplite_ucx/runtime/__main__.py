@@ -25,6 +25,10 @@ def _directory() -> Serve:
 
 
 def _agent() -> Serve:
+    from hoplite_ucx.runtime.warden import post_warden
+
+    post_warden()  # while there is one thread
+
     from hoplite_ucx.runtime.agent import Agent, AgentProfile
 
     async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:

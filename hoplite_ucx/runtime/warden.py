@@ -1,0 +1,129 @@
+"""A second process of an agent that hangs up for it when it is killed.
+
+The kernel unmaps all memory of a dead process before it closes the first of its descriptors: 0.1 s a GiB on a machine
+with nothing else to do, and several times that on a busy one. For that long its peers wait for bytes from the dead, and
+its port still takes connections.
+
+The warden shares the agent's table of descriptors and nothing else. It sleeps on a robust mutex that the agent's main
+thread holds for life; the kernel gives that up before it touches the memory, however the thread ends. Then the warden
+shuts down every socket in the table and ends. What was written to a socket still goes out.
+
+It needs no upkeep and no privileges, and is no part of anything else: if it cannot be had, or dies, the agent's death
+is noticed as late as any process's. If it is stopped when the agent dies, that looks like a host gone silent.
+"""
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import signal
+import socket
+import time
+from operator import itemgetter
+from struct import Struct
+
+__all__ = ["post_warden"]
+
+_CLONE_FILES = 0x400
+_CLONE = {"x86_64": 56, "aarch64": 220}
+"""The number of the system call, where its arguments are known to be in this order."""
+_PR_SET_NAME = 15
+_LAST_SENT = Struct("44xI")
+"""Of the kernel's `tcp_info`: how many milliseconds ago data was sent last."""
+_PTHREAD_PROCESS_SHARED = 1
+_PTHREAD_MUTEX_ROBUST = 1
+_LOOK_SECONDS = 5.0
+"""How often the warden looks for itself whether the agent lives, should it never be told."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_held: list[mmap.mmap] = []  # the mutex must stay where it is for as long as the process lives
+
+
+def post_warden() -> int | None:
+    """Start this process's warden; returns its process id, or None if there can be none.
+
+    To be called once, on the main thread, before other threads do anything: the warden begins as a copy of them.
+    """
+    number = _CLONE.get(platform.machine())
+    if number is None:
+        return None
+    mutex = _robust_mutex()
+    if mutex is None or _libc.pthread_mutex_lock(mutex):
+        return None
+    agent = os.getpid()
+    pid: int = _libc.syscall(number, _CLONE_FILES | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        try:
+            _watch(agent, mutex)
+        finally:
+            os._exit(0)
+    return pid if pid > 0 else None
+
+
+def _robust_mutex() -> ctypes.c_void_p | None:
+    """In memory that two processes share; None if the C library cannot do it."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    mutex = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    attributes = ctypes.create_string_buffer(64)  # more than any C library needs
+    refused = (
+        _libc.pthread_mutexattr_init(attributes)
+        or _libc.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED)
+        or _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST)
+        or _libc.pthread_mutex_init(mutex, attributes)
+    )
+    if refused:
+        return None
+    _held.append(page)
+    return mutex
+
+
+# --- in the warden ----------------------------------------------------------------------------------------------
+
+
+def _watch(agent: int, mutex: ctypes.c_void_p) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # it ends with the agent, and not before
+    _libc.prctl(_PR_SET_NAME, b"hoplite-warden", 0, 0, 0)
+    status = errno.ETIMEDOUT
+    while status == errno.ETIMEDOUT and os.getppid() == agent:
+        until = _Timespec(int(time.time() + _LOOK_SECONDS), 0)
+        status = _libc.pthread_mutex_timedlock(mutex, ctypes.byref(until))
+    _stand_back(agent)
+    _hang_up()
+    _stand_back(os.getpid())  # with the last descriptor of a segment its pages go
+
+
+def _stand_back(process: int) -> None:
+    """What is left to be done for the dead is to free memory: let those who live go first."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+
+
+def _hang_up() -> None:
+    """Close every socket: listeners first, so that nobody is told to try again, then those who heard something last."""
+    sockets = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # something else, or closed meanwhile
+            held = socket.socket(fileno=int(name))
+            sockets.append((_since_it_sent(held), held))
+    for _, held in sorted(sockets, key=itemgetter(0)):
+        with contextlib.suppress(OSError):
+            held.shutdown(socket.SHUT_RDWR)
+        held.close()
+
+
+def _since_it_sent(held: socket.socket) -> int:
+    """Milliseconds; less than any for a listener, and more for what is no TCP connection."""
+    try:
+        if held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return -1
+        return int(_LAST_SENT.unpack(held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_SENT.size))[0])
+    except OSError:
+        return 1 << 32
