@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.machine import versions
-from hoplite_ucx.bench.records import Figure, figure_in
+from hoplite_ucx.bench.records import Figure, Key, failure_in, figure_in
 
 __all__ = ["FigureFile"]
 
@@ -65,6 +65,10 @@ class FigureFile:
 
     def figures(self) -> Iterator[Figure | None]:
         return map(figure_in, self._rows)
+
+    def failures(self) -> dict[Key, str]:
+        """The cells that were tried in vain, and why."""
+        return dict(failure for row in self._rows if (failure := failure_in(row)) is not None)
 
     def append(self, line: str) -> None:
         assert self._file is not None

@@ -7,6 +7,7 @@ has returned, compares every value, and deletes everything.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -185,10 +186,11 @@ def compare_on(
     rate: float,
     repeat: int,
     untimed: int = 1,
+    seconds: float = math.inf,
     bare: bool = True,
     advance: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
-    """An operation on hosts and with live clusters that are there, in turn."""
+    """An operation on hosts and with live clusters that are there, in turn; for how long, see `measure_in_turn`."""
     hosts = len(machines)
     alike = _BARE.get(operation, operation)
     limit = limit_seconds(operation, hosts, size, rate)
@@ -204,4 +206,6 @@ def compare_on(
             between = machines[:2] if alike == "echo" else machines
             peers = BarePeers(between, alike, size, _BARE_PATIENCE + 10 * limit)
             runs[f"bare {alike}"] = stack.enter_context(peers).run
-        return measure_in_turn(runs, repeat=repeat, untimed=untimed, limit=limit, settings=settings, advance=advance)
+        return measure_in_turn(
+            runs, repeat=repeat, untimed=untimed, limit=limit, settings=settings, seconds=seconds, advance=advance
+        )

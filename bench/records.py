@@ -13,7 +13,13 @@ from pathlib import Path
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.timing import Measurement
 
-__all__ = ["Change", "Figure", "changes", "figure_in", "figure_of", "read_figures"]
+__all__ = ["BARE", "US", "Change", "Figure", "Key", "changes", "failure_in", "figure_in", "figure_of", "read_figures"]
+
+US = "hoplite"
+BARE = "bare sockets"
+
+Key = tuple[str, str, int, int, float]
+"""What a figure is of: the operation, who did it, hosts, size and rate."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Figure:
     limit: float | None
 
     @property
-    def key(self) -> tuple[str, str, int, int, float]:
+    def key(self) -> Key:
         return self.operation, self.subject, self.hosts, self.size, self.rate
 
     @property
@@ -82,10 +88,19 @@ def figure_in(told: dict[str, object]) -> Figure | None:
     )
 
 
+def failure_in(told: dict[str, object]) -> tuple[Key, str] | None:
+    """The cell that one JSON object says was tried in vain, and why; None if it says nothing of the kind."""
+    wanted = ("what", "operation", "hosts", "size", "rate", "not_run")
+    if any(told.get(name) is None for name in wanted):
+        return None
+    what, operation, hosts, size, rate, why = (str(told[name]) for name in wanted)
+    return (operation, _subject(what, operation), int(hosts), int(size), float(rate)), why
+
+
 def _subject(what: str, operation: str) -> str:
     if what == operation or what.startswith(f"{operation} over "):
-        return f"hoplite{what.removeprefix(operation)}"
-    return "bare sockets" if what.startswith("bare ") else what.removesuffix(operation).strip()
+        return f"{US}{what.removeprefix(operation)}"
+    return BARE if what.startswith("bare ") else what.removesuffix(operation).strip()
 
 
 # --- two runs ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ untimed round. Figures are printed for people, or as one JSON object a line, wit
 from __future__ import annotations
 
 import json
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -119,11 +121,16 @@ def measure_in_turn(
     untimed: int = 1,
     limit: float | None = None,
     settings: dict[str, Any] | None = None,
+    seconds: float = math.inf,
     advance: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
-    """Measure several things that are to be compared: a round of each in turn, so that noise meets all of them."""
+    """Measure several things that are to be compared: a round of each in turn, so that noise meets all of them. Once
+    each has been timed, none begins later than `seconds` after the first."""
     rounds: dict[str, list[Round]] = {name: [] for name in what}
+    began = time.monotonic()
     for number in range(untimed + repeat):
+        if number > untimed and time.monotonic() - began > seconds:
+            break
         for name, run in what.items():
             each = run()
             if number >= untimed:

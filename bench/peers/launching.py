@@ -7,7 +7,6 @@ are in a directory that is removed then. A peer that is not installed, or that d
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shlex
 import shutil
@@ -17,25 +16,36 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from hoplite_ucx.bench import keeper
 from hoplite_ucx.bench.cluster import Cluster, Host
 from hoplite_ucx.bench.lines import LineProcess, PeerError
-from hoplite_ucx.bench.peers.rounds import Cell
+from hoplite_ucx.bench.peers.rounds import Cell, plan_of
 
 __all__ = ["PEERS", "Peer", "python_of_peers", "running", "why_missing"]
 
-# Open MPI's own choices move whole messages through trees. These are the best it has for large ones on a plain network.
+# Open MPI's own choices move whole messages through trees. These are the best it has for large ones on a plain network,
+# as far as we could find: a chain of pipelined segments for broadcast and reduce, and a ring in segments for allreduce.
+# Segments are sent eagerly: one above that limit costs a round trip, between processes that share few cores, and the
+# chain takes three times as long.
+_SEGMENT = "65000"
+_RING_SEGMENT = "250000"
+_EAGER = "262144"
 _PIPELINED = {
+    "coll_adapt_priority": "100",
+    "coll_adapt_bcast_algorithm": "4",
+    "coll_adapt_bcast_segment_size": _SEGMENT,
+    "coll_adapt_reduce_algorithm": "4",
+    "coll_adapt_reduce_segment_size": _SEGMENT,
     "coll_tuned_use_dynamic_rules": "1",
-    "coll_tuned_bcast_algorithm": "3",
-    "coll_tuned_bcast_algorithm_segmentsize": "131072",
-    "coll_tuned_reduce_algorithm": "3",
-    "coll_tuned_reduce_algorithm_segmentsize": "131072",
-    "coll_tuned_allreduce_algorithm": "4",
+    "coll_tuned_allreduce_algorithm": "5",
+    "coll_tuned_allreduce_algorithm_segmentsize": _RING_SEGMENT,
     "coll_han_priority": "0",
+    "btl_tcp_eager_limit": _EAGER,
+    "btl_tcp_rndv_eager_limit": _EAGER,
+    "btl_tcp_max_send_size": _EAGER,
 }
 # Its first argument is the host name that the rest of the command line sees.
 _NAMED = """unshare --uts sh -c 'hostname "$0" && exec "$@"'"""
@@ -58,8 +68,7 @@ class _Stage:
         return max(cell.size for cell in self.cells)
 
     def program(self, module: str, *arguments: str) -> list[str]:
-        plan = json.dumps([astuple(cell) for cell in self.cells])
-        return [self.python, "-m", f"hoplite_ucx.bench.peers.{module}", plan, *arguments]
+        return [self.python, "-m", f"hoplite_ucx.bench.peers.{module}", plan_of(self.cells), *arguments]
 
     def tool(self, name: str) -> str:
         """A command that comes with the peers' environment, or one of the system's."""

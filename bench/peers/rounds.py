@@ -1,9 +1,10 @@
 """The rules that all peers keep, on their side: what they are asked for, when a round begins, and what they tell.
 
-A peer is given its cells (an operation, a size, how many rounds) on the command line and tells a line of JSON for each
-step on standard output: `{"versions": …}` when all its hosts are there; for every round `{"at": …}` when everything is
-in place and the moment to begin is set, and `{"seconds": …}` when it is over and every value was compared.
-Moments are on the monotonic clock, which all processes of a machine share.
+A peer is given its cells (an operation, a size, how many rounds and for how long) on the command line and tells a line
+of JSON for each step on standard output: `{"versions": …}` when all its hosts are there; for every round `{"at": …}`
+when everything is in place and the moment to begin is set, and `{"seconds": …}` when it is over and every value was
+compared; `{"rounds": …}` when a cell has had its rounds. Moments are on the monotonic clock, which all processes of a
+machine share.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,9 +26,9 @@ __all__ = [
     "Cell",
     "Ranks",
     "calls_of",
-    "cells",
     "check",
     "lead",
+    "plan_of",
     "run_ranks",
     "say",
     "seeds_of",
@@ -47,11 +48,18 @@ _TRIPS_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Cell:
+    """As many rounds, but once there were `least` of them, none begins that late after the first."""
+
     operation: str
     size: int
     rounds: int
+    least: int = 2
+    seconds: float = 60.0
     spacing: float = 0.0
     """How far apart the hosts come, in order of their ranks; then time runs from the first of them."""
+
+    def goes_on(self, done: int, spent: float) -> bool:
+        return done < self.least or (done < self.rounds and spent < self.seconds)
 
 
 def calls_of(size: int) -> int:
@@ -59,7 +67,11 @@ def calls_of(size: int) -> int:
     return max(_FEW_CALLS, min(_CALLS, _TRIPS_BYTES // size))
 
 
-def cells() -> list[Cell]:
+def plan_of(cells: Sequence[Cell]) -> str:
+    return json.dumps([astuple(cell) for cell in cells])
+
+
+def _planned() -> list[Cell]:
     return [Cell(*each) for each in json.loads(sys.argv[1])]
 
 
@@ -88,11 +100,14 @@ def check(array: Array, seeds: Sequence[int]) -> None:
 def lead(run: Callable[[str, int, int], float], versions: dict[str, str]) -> None:
     """All cells; `run` is one round of an operation and a size with its number, tells its moment, and takes seconds."""
     say(versions=versions)
-    for cell in cells():
+    for cell in _planned():
         if cell.spacing:
             raise ValueError(f"{cell.operation} of hosts that come one by one is not written for this peer")
-        for number in range(cell.rounds):
+        began, number = time.monotonic(), 0
+        while cell.goes_on(number, time.monotonic() - began):
             say(seconds=run(cell.operation, cell.size, number))
+            number += 1
+        say(rounds=number)
 
 
 # --- peers that are a program on every host ---------------------------------------------------------------------
@@ -119,12 +134,17 @@ def run_ranks(peer: Ranks, versions: dict[str, str]) -> None:
     peer.latest(0.0)
     if peer.rank == 0:
         say(versions=versions)
-    for cell in cells():
+    for cell in _planned():
         mine, result = np.zeros(cell.size // 4, np.float32), np.zeros(cell.size // 4, np.float32)
         gathers = cell.operation == "gather" and peer.rank == 0
         parts = np.zeros((peer.count, cell.size // 4), np.float32) if gathers else None
-        for number in range(cell.rounds):
+        began, number = time.monotonic(), 0
+        # All go by what rank 0 says.
+        while peer.latest(float(peer.rank == 0 and cell.goes_on(number, time.monotonic() - began))):
             _round(peer, cell, seeds_of(number, peer.count), mine, result, parts)
+            number += 1
+        if peer.rank == 0:
+            say(rounds=number)
 
 
 def _round(peer: Ranks, cell: Cell, seeds: list[int], mine: Array, result: Array, parts: Array | None) -> None:

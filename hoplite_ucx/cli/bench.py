@@ -16,7 +16,16 @@ from hoplite_ucx.bench import cluster as clusters
 from hoplite_ucx.bench.bare import measure_bare
 from hoplite_ucx.bench.cluster import Cluster, ClusterError
 from hoplite_ucx.bench.timing import progress_bar
-from hoplite_ucx.cli import bench_breaks, bench_faults, bench_fuzz, bench_links, bench_live, bench_results, bench_scale
+from hoplite_ucx.cli import (
+    bench_breaks,
+    bench_faults,
+    bench_fuzz,
+    bench_links,
+    bench_live,
+    bench_peers,
+    bench_results,
+    bench_scale,
+)
 from hoplite_ucx.cli.measures import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
 from hoplite_ucx.cli.quantities import format_bandwidth, format_size
 
@@ -30,6 +39,7 @@ bench_live.add_to(app)
 bench_faults.add_to(app)
 app.command()(bench_links.links)
 bench_fuzz.add_to(app)
+app.command()(bench_peers.peers)
 bench_results.add_to(app)
 app.command()(bench_breaks.breaks)
 app.command()(bench_scale.scale)

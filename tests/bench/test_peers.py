@@ -3,8 +3,11 @@
 import glob
 import json
 import os
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +17,13 @@ from typer.testing import CliRunner
 from hoplite_ucx.bench import keeper
 from hoplite_ucx.bench.cluster import Cluster
 from hoplite_ucx.bench.contents import Array, fill
+from hoplite_ucx.bench.lines import LineProcess
 from hoplite_ucx.bench.peers import launching
 from hoplite_ucx.bench.peers.launching import why_missing
-from hoplite_ucx.bench.peers.measuring import measure_peers
-from hoplite_ucx.bench.peers.rounds import Cell, check, seeds_of
+from hoplite_ucx.bench.peers.measuring import NotRun, measure_peers
+from hoplite_ucx.bench.peers.rounds import Cell, check, plan_of, seeds_of
+from hoplite_ucx.bench.records import failure_in
+from hoplite_ucx.bench.timing import Measurement
 from hoplite_ucx.cli import app
 
 pytestmark = pytest.mark.usefixtures("emulated_hosts")
@@ -50,12 +56,8 @@ def test_gloo_beside_us_in_one_run(environment: Path) -> None:
     assert done.exit_code == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     names = ["allreduce", "bare allreduce", "broadcast", "bare broadcast"]
-    assert [each["what"] for each in told] == [
-        *names[:2] * 2,
-        *names[2:] * 2,
-        *["Gloo allreduce"] * 2,
-        *["Gloo broadcast"] * 2,
-    ]
+    assert [each["what"] for each in told] == [*names * 2, *["Gloo allreduce", "Gloo broadcast"] * 2]
+    assert [each["size"] for each in told] == [*[64 << 10] * 4, *[1 << 20] * 4, *[64 << 10] * 2, *[1 << 20] * 2]
     for each in told:
         assert len(each["runs"]) == 2
         assert 0 < each["fastest_seconds"] <= each["seconds"] < 20
@@ -77,15 +79,82 @@ def test_a_peer_that_is_missing_or_fails_is_listed_and_nothing_is_left(
     monkeypatch.setattr(launching, "PEERS", {"broken": broken, "absent": absent})
     monkeypatch.setattr("hoplite_ucx.bench.peers.measuring.PEERS", launching.PEERS)
     with Cluster(2, RATE) as cluster:
-        figures = measure_peers(cluster, [Cell("reduce", 1024, 2)], rate=RATE, names=["broken", "absent"])
+        cells = [Cell("reduce", 1024, 2)]
+        figures = measure_peers(cluster, {"broken": cells, "absent": cells}, rate=RATE)
         assert left_behind(cluster.mark) == []
     assert not list(environment.iterdir())
     assert not figures.measured
     first, second = figures.not_run
-    assert (first.what, first.why) == ("Broken", "Broken failed: why")
+    assert (first.what, first.why) == ("Broken reduce", "Broken failed: why")
     assert second.what == "Absent"
     assert "no_such_module not found" in second.why
     assert "ci/peers" in second.why
+
+
+def saying(*lines: str) -> Callable[[Any], LineProcess]:
+    """A peer that says this for each of its cells."""
+    script = "import sys, json; print('{\"versions\": {}}')\nfor cell in json.loads(sys.argv[1]):\n " + "\n ".join(
+        lines
+    )
+    return lambda stage: stage.lead([sys.executable, "-uc", script, plan_of(stage.cells)], "Talker")
+
+
+ROUND = """print('{"at": 0}'); print('{"seconds": 0.5}')"""
+
+
+def test_a_peer_that_fails_in_a_cell_is_started_again_for_the_others(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = saying(ROUND, ROUND, "assert cell[0] != 'gather', 'no gather today'", """print('{"rounds": 2}')""")
+    monkeypatch.setattr(launching, "PEERS", {"talker": launching.Peer("Talker", (), launch)})
+    monkeypatch.setattr("hoplite_ucx.bench.peers.measuring.PEERS", launching.PEERS)
+    cells = [Cell(operation, 1024, 2) for operation in ("broadcast", "gather", "reduce")]
+    with Cluster(2, RATE) as cluster:
+        figures = measure_peers(cluster, {"talker": cells}, rate=RATE)
+        late = measure_peers(cluster, {"talker": cells}, rate=RATE, until=0.0)
+        assert (late.measured, late.not_run) == ([], [])
+        assert left_behind(cluster.mark) == []
+    assert [each.what for each in figures.measured] == ["Talker broadcast", "Talker reduce"]
+    assert [each.runs for each in figures.measured] == [(0.5,), (0.5,)]
+    (failed,) = figures.not_run
+    assert failed.what == "Talker gather"
+    assert failed.why.endswith("no gather today")
+    key, why = failure_in(json.loads(failed.json_line())) or ((), "")
+    assert (key, why) == (("gather", "Talker", 2, 1024, RATE), failed.why)
+
+
+def test_a_cell_goes_on_until_it_has_its_rounds_or_its_time_is_up() -> None:
+    cell = Cell("reduce", 1024, rounds=5, least=2, seconds=10.0)
+    assert [cell.goes_on(done, spent) for done, spent in ((1, 99.0), (2, 9.9), (2, 10.0), (4, 1.0), (5, 1.0))] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_run_goes_on_where_it_was_ended(environment: Path) -> None:
+    output = environment / "figures.json"
+    command = ["peers", "--operation", "broadcast", "--operation", "reduce", "--size", "4KiB", "--hosts", "2"]
+    command += ["--repeat", "1", "--no-bare", "--peer", "gloo", "--output", str(output)]
+    ours = {"operation": "broadcast", "hosts": 2, "size": 4096, "rate": RATE}
+    made = [Measurement("broadcast", (0.25,), 1.0, ours).json_line()]
+    made += [
+        NotRun(f"Gloo {each}", "no reason", {**ours, "operation": each}).json_line() for each in ("broadcast", "reduce")
+    ]
+    output.write_text("\n".join([*made, ""]))
+
+    nothing = bench(*command, "--within", "0s")
+    assert nothing.exit_code == 3
+    assert "1 of 4 figures are left" in nothing.stderr
+    assert "250ms" in nothing.stdout
+    done = bench(*command, "--within", "60s")
+    assert done.exit_code == 1, done.stderr
+    assert "not run: Gloo, reduce of 4KiB, 2 hosts: no reason" in done.stderr
+    *before, added = output.read_text().splitlines()
+    assert before == made
+    assert json.loads(added)["what"] == "reduce"
 
 
 def test_values_of_peers_are_compared() -> None:

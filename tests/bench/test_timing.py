@@ -41,6 +41,11 @@ def test_things_to_be_compared_are_measured_in_turn() -> None:
     ]
 
 
+def test_no_round_begins_when_time_is_up_but_each_is_timed_once() -> None:
+    assert measure_in_turn({"it": lambda: Round(1.0, 0.5)}, repeat=5, untimed=2, seconds=-1.0)[0].runs == (1.0,)
+    assert len(measure_in_turn({"it": lambda: Round(1.0, 0.5)}, repeat=5, seconds=60.0)[0].runs) == 5
+
+
 def test_a_line_holds_the_figures_and_the_settings() -> None:
     figures = json.loads(Measurement("it", (1.0, 2.0, 4.0), 1.0, {"hosts": 8}).json_line())
     assert figures["seconds"] == figures["ratio"] == 2.0
