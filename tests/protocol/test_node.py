@@ -666,6 +666,21 @@ def test_a_put_that_waits_for_room_has_a_deadline() -> None:
     assert failed.failure.kind is FailureKind.STORE_FULL
 
 
+def test_the_time_of_a_put_stands_still_while_its_user_writes() -> None:
+    n = NodeDriver()
+    n.now = 1.0
+    n.handle(PutCall(5, R, SIZE, b"", None, 3.0))
+    n.now = 60.0
+    assert n.none(n.handle(Tick()), CallFailed)
+    n.handle(PutFinished(5))
+    n.now = 61.9
+    assert n.none(n.handle(Tick()), CallFailed)
+    n.now = 62.0
+    failure = n.only(n.handle(Tick()), CallFailed).failure
+    assert failure.kind is FailureKind.TIMEOUT
+    assert failure.ref == R
+
+
 def test_a_placement_without_room_is_declined_and_wanted_again_when_there_is_some() -> None:
     n = NodeDriver(memory=20)
     cached(n, 2, 12, at=1.0)

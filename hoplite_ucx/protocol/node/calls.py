@@ -58,6 +58,9 @@ class PendingPut:
     """The user has an answer already, a failure; only the writing into the segment is still waited for."""
     told: bool = False
     """The user knows that it is done, and the directory is yet to name it."""
+    patience: float | None = None
+    """What was left of its time when the user began to write. That clock stands still meanwhile: to fill an object may
+    take as long as it likes, and ends with the writer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,6 +149,9 @@ class Calls:
                 self._context.answer(PutDone(call.call, None, existing=False))
         else:
             put.holding.writing = True
+            if call.deadline is not None:
+                put.patience = max(0.0, call.deadline - self._context.now)
+                self._context.timers.cancel(("call", call.call))
             self._context.emit(PutReady(call.call, put.holding.segment))
         self._context.tell_directory(_offer(call))
 
@@ -176,8 +182,10 @@ class Calls:
         if put.answered:
             del self.puts[call]
             self._memory.release(put.holding)
-        else:
-            self._finish_put(put)
+            return
+        self._finish_put(put)
+        if call in self.puts and put.patience is not None:
+            self._set_deadline(call, self._context.now + put.patience)
 
     def put_refused(self, call: CallId, failure: Failure) -> None:
         put = self.puts.get(call)
@@ -370,7 +378,7 @@ class Calls:
             put = self.puts[call]
             waiting_for_room = put.request is not None
             ref, size = put.call.ref, put.call.size
-            failure = store_full(ref, size, self._memory) if waiting_for_room else self._no_answer(ref)
+            failure = store_full(ref, size, self._memory) if waiting_for_room else self._undecided(ref)
             self._fail_put(put, failure)
 
     def cancel(self, call: CallId) -> None:
@@ -431,6 +439,11 @@ class Calls:
     def _no_answer(self, ref: bytes | None) -> Failure:
         detail = f"{label(self._context.node)} had no answer from the directory in the time given"
         return Failure(FailureKind.TIMEOUT, detail, "check that the directory runs and is reachable", ref)
+
+    def _undecided(self, ref: bytes) -> Failure:
+        detail = f"{label(self._context.node)} was not told in the time given whether this put or another one counts"
+        remedy = "look whether another put or draft of the ref is unfinished, and whether the directory runs"
+        return Failure(FailureKind.TIMEOUT, detail, remedy, ref)
 
     def _refuse(self, call: CallId, detail: str, ref: bytes | None) -> None:
         self._context.answer(CallFailed(call, Failure(FailureKind.INVALID, detail, "correct the call", ref)))
