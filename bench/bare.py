@@ -6,16 +6,15 @@ the last host is done. `measure_bare` makes a cluster for it, measures and repor
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hoplite_ucx.bench.cluster import Cluster, Host
+from hoplite_ucx.bench.cluster import Cluster
 from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.places import Place
 from hoplite_ucx.bench.timing import LIMITS, Measurement, Round, limit_seconds, measure
 
 __all__ = ["OPERATIONS", "BarePeers", "measure_bare"]
@@ -25,13 +24,12 @@ OPERATIONS = ("broadcast", "reduce", "gather", "allreduce", "echo")
 _NOTICE = 0.03
 _PATIENCE = 60.0
 _LARGEST = 1 << 30  # one call takes all of it, and a gather has it n times
-_PEER = str(Path(__file__).with_name("bare_peer.py"))  # not imported: only the peers themselves need numpy
 
 
 class BarePeers:
     """A process in each of the hosts, connected as the operation needs it, until the `with` block ends."""
 
-    def __init__(self, hosts: list[Host], operation: str, size: int, patience: float = _PATIENCE) -> None:
+    def __init__(self, hosts: Sequence[Place], operation: str, size: int, patience: float = _PATIENCE) -> None:
         if operation not in OPERATIONS:
             raise PeerError(f"{operation!r} is none of the bare operations: {', '.join(OPERATIONS)}")
         if len(hosts) < 2 or (operation == "echo" and len(hosts) != 2):
@@ -48,7 +46,8 @@ class BarePeers:
         addresses = [host.address for host in self._hosts]
         try:
             for rank, host in enumerate(self._hosts):
-                command = [sys.executable, _PEER, operation, str(rank), str(size), *addresses]
+                # As a file, not as a module of the package, of which it needs nothing.
+                command = [*host.python, f"{host.folder}/bare_peer.py", operation, str(rank), str(size), *addresses]
                 self._peers.append(LineProcess(host, command, f"rank {rank} of the bare {operation}"))
         except BaseException:
             self.close()
@@ -72,9 +71,10 @@ class BarePeers:
         deadline = time.monotonic() + self._patience
         for peer in self._peers:
             peer.line(deadline)
-        start = repr(time.monotonic() + _NOTICE)
-        for peer in self._peers:
-            peer.tell(start)
+        clocks = [host.clock() for host in self._hosts]
+        start = time.monotonic() + _NOTICE + 2 * max(clock.error for clock in clocks)
+        for peer, clock in zip(self._peers, clocks, strict=True):
+            peer.tell(repr(start + clock.ahead))
         told = [peer.line(deadline).split() for peer in self._peers]
         return Round(max(float(seconds) for seconds, _ in told), sum(float(used) for _, used in told))
 

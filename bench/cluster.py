@@ -34,6 +34,7 @@ from typing import Any, Literal, Self
 
 from hoplite_ucx.bench import keeper
 from hoplite_ucx.bench.keeper import Record
+from hoplite_ucx.bench.places import LocalPlace
 
 __all__ = [
     "Cluster",
@@ -77,7 +78,7 @@ class ClusterUnavailableError(ClusterError):
     """This machine lacks a tool or a right that every cluster needs."""
 
 
-class Host:
+class Host(LocalPlace):
     """One emulated machine."""
 
     def __init__(self, cluster: Cluster, index: int, namespace: str) -> None:
@@ -88,6 +89,10 @@ class Host:
 
     def __repr__(self) -> str:
         return f"<Host {self.index} of {self._cluster.name}: {self.address}>"
+
+    @property
+    def name(self) -> str:
+        return f"host {self.index}"
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The command line that runs `arguments` in this host."""

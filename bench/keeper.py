@@ -105,15 +105,15 @@ def _read_record(connection: socket.socket) -> Record:
     return Record.read(bytes(told))
 
 
-def marked() -> dict[int, str]:
+def marked(variable: str = MARK) -> dict[int, str]:
     """The processes that were started in some host and can be seen from here, with their marks."""
     found = {}
-    wanted = f"{MARK}=".encode()
+    wanted = f"{variable}=".encode()
     for pid in _pids():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environment:
-            for variable in environment.read().split(b"\0"):
-                if variable.startswith(wanted):
-                    found[pid] = variable[len(wanted) :].decode(errors="replace")
+            for each in environment.read().split(b"\0"):
+                if each.startswith(wanted):
+                    found[pid] = each[len(wanted) :].decode(errors="replace")
     return found
 
 

@@ -63,11 +63,15 @@ class LineProcess:
         return self._process.pid
 
     def tell(self, line: str) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(f"{line}\n".encode())
+            self.send(f"{line}\n".encode())
         except BrokenPipeError:
             raise self._failure() from None
+
+    def send(self, data: bytes) -> None:
+        """The same from another thread: a process that has ended is a BrokenPipeError, and its last words stay."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
 
     def line(self, deadline: float) -> str:
         """The next line it says, at a moment of the monotonic clock at the latest."""
@@ -81,6 +85,16 @@ class LineProcess:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def end_input(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def wait(self, deadline: float) -> bool:
+        """Whether it has ended by itself, at a moment of the monotonic clock at the latest."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        return self._process.returncode is not None
 
     def close(self) -> None:
         """Kill it, close its pipes and wait for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,15 @@ import numpy as np
 import hoplite_ucx
 from hoplite_ucx.bench.lines import PeerError
 
-__all__ = ["MEMORY_SHARE", "check_memory", "facts", "memory_available", "memory_needed", "versions"]
+__all__ = [
+    "MEMORY_SHARE",
+    "check_memory",
+    "check_memory_of",
+    "facts",
+    "memory_available",
+    "memory_needed",
+    "versions",
+]
 
 MEMORY_SHARE = 0.7
 """As much of the memory that is available a measurement may take."""
@@ -40,16 +49,30 @@ def memory_available() -> int:
 
 
 def memory_needed(operation: str, hosts: int, size: int) -> int:
-    """About the most that a round has at one time: an object, its copy in a store, scratch and a result on every host;
-    a gather has all objects on one host, in a store and in a user's hands."""
-    objects = 4 * hosts + (2 * hosts if operation == "gather" else 0)
-    return objects * size + hosts * _PROCESSES
+    """About the most that a round has at one time, on all hosts together."""
+    return sum(memory_needed_on(host, operation, hosts, size) for host in range(hosts))
+
+
+def memory_needed_on(host: int, operation: str, hosts: int, size: int) -> int:
+    """On one host: an object, its copy in a store, scratch and a result; host 0 of a gather has all objects, in a store
+    and in a user's hands."""
+    objects = 4 + (2 * hosts if operation == "gather" and host == 0 else 0)
+    return objects * size + _PROCESSES
 
 
 def check_memory(operation: str, hosts: int, size: int) -> None:
-    needed, there = memory_needed(operation, hosts, size), memory_available()
+    _check(f"{operation} of {size} bytes", memory_needed(operation, hosts, size), memory_available(), f"{hosts} hosts")
+
+
+def check_memory_of(machines: Mapping[str, int], operation: str, size: int) -> None:
+    """The same of machines that have memory of their own: how much is available, by their names."""
+    for host, (name, there) in enumerate(machines.items()):
+        _check(f"{operation} of {size} bytes", memory_needed_on(host, operation, len(machines), size), there, name)
+
+
+def _check(what: str, needed: int, there: int, where: str) -> None:
     if needed > MEMORY_SHARE * there:
         raise PeerError(
-            f"{operation} of {size} bytes between {hosts} hosts takes about {needed >> 20} MiB of memory; "
+            f"{what} takes about {needed >> 20} MiB of memory on {where}; "
             f"{there >> 20} MiB are available, and {MEMORY_SHARE:.0%} of them may be used"
         )

@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from hoplite_ucx.bench.bare import BarePeers
-from hoplite_ucx.bench.cluster import Host
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.live import LiveCluster
 from hoplite_ucx.bench.machine import check_memory, facts, versions
 from hoplite_ucx.bench.peers.rounds import SPACING, calls_of
+from hoplite_ucx.bench.places import Place
 from hoplite_ucx.bench.timing import Measurement, Round, limit_seconds, measure_in_turn
 
 __all__ = ["ROUNDS", "LiveRounds", "check_cell", "compare_on", "live_clusters"]
@@ -79,6 +80,7 @@ class LiveRounds:
         seeds = self._new_seeds(self._hosts)
         target = live.new_ref()
         # All have their arrays ready long before the first moment.
+        live.synchronise()
         first = time.monotonic() + 0.2 + self._size / 100e6
         last = first + (self._hosts - 1) * SPACING
         before = live.services_processor()
@@ -164,7 +166,7 @@ def _check_size(size: int) -> None:
 
 
 def live_clusters(
-    stack: ExitStack, machines: list[Host], rate: float, size: int, transports: Sequence[str] = ()
+    stack: ExitStack, machines: Sequence[Place], rate: float, size: int, transports: Sequence[str] = ()
 ) -> dict[str, LiveCluster]:
     """One for each of `transports`, whose links use it; without any there is one, as configured. By what an operation
     on it is called after its own name."""
@@ -178,7 +180,7 @@ def live_clusters(
 
 
 def compare_on(
-    machines: list[Host],
+    machines: Sequence[Place],
     lives: Mapping[str, LiveCluster],
     operation: str,
     *,
@@ -188,15 +190,17 @@ def compare_on(
     untimed: int = 1,
     seconds: float = math.inf,
     bare: bool = True,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     advance: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
-    """An operation on hosts and with live clusters that are there, in turn; for how long, see `measure_in_turn`."""
+    """An operation on hosts and with live clusters that are there, in turn; for how long, see `measure_in_turn`.
+    `settings` go into every figure."""
     hosts = len(machines)
     alike = _BARE.get(operation, operation)
     limit = limit_seconds(operation, hosts, size, rate)
-    settings: dict[str, Any] = {
+    told: dict[str, Any] = {
         "operation": operation, "hosts": hosts, "size": size, "rate": rate, "untimed": untimed,
-        "versions": versions(), "machine": facts(),
+        "versions": versions(), "machine": facts(), **settings,
     }  # fmt: skip
     with ExitStack() as stack:
         runs: dict[str, Callable[[], Round]] = {
@@ -207,5 +211,5 @@ def compare_on(
             peers = BarePeers(between, alike, size, _BARE_PATIENCE + 10 * limit)
             runs[f"bare {alike}"] = stack.enter_context(peers).run
         return measure_in_turn(
-            runs, repeat=repeat, untimed=untimed, limit=limit, settings=settings, seconds=seconds, advance=advance
+            runs, repeat=repeat, untimed=untimed, limit=limit, settings=told, seconds=seconds, advance=advance
         )

@@ -19,9 +19,9 @@ from typing import Any
 from hoplite_ucx.bench import machine
 from hoplite_ucx.bench.cluster import Cluster
 from hoplite_ucx.bench.lines import LineProcess, PeerError
-from hoplite_ucx.bench.live import processor_seconds
 from hoplite_ucx.bench.peers.launching import PEERS, running, why_missing
 from hoplite_ucx.bench.peers.rounds import Cell
+from hoplite_ucx.bench.places import processor_seconds
 from hoplite_ucx.bench.timing import Measurement, Round, limit_seconds
 
 __all__ = ["NotRun", "PeerFigures", "measure_peers"]

@@ -1,12 +1,14 @@
 """`hoplite bench broadcast|reduce|…`: the live runtime on emulated hosts, beside bare sockets on the same hosts.
 
-Every command makes its own hosts, directory, agents and workers, and takes them down again, however it ends.
+Every command makes its own hosts, directory, agents and workers, and takes them down again, however it ends. With
+`--hosts-file`, the hosts are machines that are there, and what is made are the processes on them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +17,7 @@ from hoplite_ucx.bench import capacity
 from hoplite_ucx.bench.comparison import measure_beside
 from hoplite_ucx.bench.latency import measure_latencies
 from hoplite_ucx.bench.peers.launching import PEERS
+from hoplite_ucx.bench.real import measure_on_machines
 from hoplite_ucx.bench.timing import Measurement, progress_bar
 from hoplite_ucx.cli.measures import (
     RATE,
@@ -29,7 +32,7 @@ from hoplite_ucx.cli.measures import (
     show,
     tell_not_run,
 )
-from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
+from hoplite_ucx.cli.quantities import bandwidth_option, format_bandwidth, format_duration, format_size
 from hoplite_ucx.transports.configuration import Kind
 
 Untimed = Annotated[
@@ -47,6 +50,24 @@ Peers = Annotated[
     bool, typer.Option("--peers", help="Whether Open MPI, Gloo, Ray and Dask run too, after it (see ci/peers).")
 ]
 
+HostsOrAll = Annotated[
+    int | None, typer.Option(min=1, help="How many hosts, the source included: 8, or all of the file.")
+]
+RateOrMeasured = Annotated[
+    float | None,
+    typer.Option(
+        parser=bandwidth_option,
+        help="Rate of each host, in and out: 1gbit; of machines, as measured first by bare streams.",
+    ),
+]
+HostsFile = Annotated[
+    Path | None,
+    typer.Option(dir_okay=False, help="Machines to run it on through ssh, one a line; see docs/benchmarks.md."),
+]
+Ssh = Annotated[str, typer.Option(help="The ssh command for those, with options: ssh -i KEY.")]
+
+_HOSTS = 8
+_RATE = 125e6
 _GIB: int = "1GiB"  # type: ignore[assignment]
 _LARGE: int = "5GiB"  # type: ignore[assignment]
 _FAST: float = "10gbit"  # type: ignore[assignment]
@@ -76,18 +97,36 @@ def _command_for(operation: str) -> Callable[..., None]:
     """They differ in nothing but their name."""
 
     def command(
-        hosts: Hosts = 8,
+        hosts: HostsOrAll = None,
         size: Size = SIZE,
-        rate: Rate = RATE,
+        rate: RateOrMeasured = None,
         repeat: Repeat = 5,
         untimed: Untimed = 1,
         bare: Bare = True,
         transport: Transports = None,
         peers: Peers = False,
+        hosts_file: HostsFile = None,
+        ssh: Ssh = "ssh",
         as_json: Json = False,
     ) -> None:
-        _operation(
-            operation, hosts, size, rate, repeat, untimed, bare=bare, transports=transport, peers=peers, as_json=as_json
+        if hosts_file is None:
+            _operation(
+                operation, hosts or _HOSTS, size, rate or _RATE, repeat, untimed,
+                bare=bare, transports=transport, peers=peers, as_json=as_json,
+            )  # fmt: skip
+            return
+        if peers:
+            raise typer.BadParameter("the peers run on emulated hosts only", param_hint="--peers")
+        named = _named(transport)
+        rounds = (repeat + untimed) * (max(len(named), 1) + bare)
+        with refusals(), progress_bar(operation, rounds, quiet=as_json) as advance:
+            found = measure_on_machines(
+                hosts_file, operation, size=size, hosts=hosts, rate=rate, ssh=ssh, repeat=repeat, untimed=untimed,
+                bare=bare, transports=named, advance=advance,
+            )  # fmt: skip
+        have = f"{format_bandwidth(found.rate, 3)} each{'' if rate else ', as bare streams had it'}"
+        _tell(
+            found.measured, f"{operation} of {format_size(size)} between {', '.join(found.machines)}; {have}", as_json
         )
 
     return command
@@ -106,7 +145,7 @@ def _operation(
     peers: bool,
     as_json: bool,
 ) -> None:
-    named = [kind.value for kind in dict.fromkeys(transports or [])]
+    named = _named(transports)
     rounds = (repeat + untimed) * (max(len(named), 1) + bare + peers * len(PEERS))
     with refusals(), progress_bar(operation, rounds, quiet=as_json) as advance:
         figures = measure_beside(
@@ -125,6 +164,10 @@ def _operation(
         title += f"; {_ARRIVALS}"
     _tell(figures.measured, title, as_json)
     tell_not_run(figures.not_run, as_json)
+
+
+def _named(transports: list[Kind] | None) -> list[str]:
+    return [kind.value for kind in dict.fromkeys(transports or [])]
 
 
 def _tell(measured: list[Measurement], title: str, as_json: bool) -> None:

@@ -1,8 +1,10 @@
-"""The processes of the runtime: `python -m hoplite_ucx.runtime directory|agent …`, started by `processes`.
+"""The processes of the runtime: `python -m hoplite_ucx.runtime directory|agent PARENT tied|free`, see `processes`.
 
-Each loads its own part only, before it reads its task, so that loading overlaps with what it waits for.
+PARENT is the number of the process that started it, or `any` where that cannot be known: whichever it has. Each loads
+its own part only, before it reads its task, so that loading overlaps with what it waits for.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -50,5 +52,6 @@ def _agent() -> Serve:
 
 
 if __name__ == "__main__":
-    _, role, parent, tie = sys.argv
-    sys.exit(run({"directory": _directory, "agent": _agent}[role](), int(parent), tied_to_thread=tie == "tied"))
+    _, role, named, tie = sys.argv
+    parent = os.getppid() if named == "any" else int(named)  # now: loading takes its time
+    sys.exit(run({"directory": _directory, "agent": _agent}[role](), parent, tied_to_thread=tie == "tied"))

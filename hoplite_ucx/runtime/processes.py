@@ -80,15 +80,15 @@ def tell(process: "subprocess.Popen[bytes]", task: dict[str, Any]) -> None:
         process.stdin.flush()
 
 
-def await_ready(role: str, process: "subprocess.Popen[bytes]") -> Child:
+def await_ready(role: str, process: "subprocess.Popen[bytes]", seconds: float = START_SECONDS) -> Child:
     assert process.stdout is not None
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + seconds
     line = b""
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
             abandon(process)
-            raise _cannot_start(role, f"it was not ready after {START_SECONDS:g} s", "look at this machine's load")
+            raise _cannot_start(role, f"it was not ready after {seconds:g} s", "look at this machine's load")
         piece = os.read(process.stdout.fileno(), 65536)
         if not piece:
             abandon(process)
