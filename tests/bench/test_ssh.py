@@ -168,13 +168,14 @@ def test_everything_ends_with_the_driver(pair: Machines, number: signal.Signals)
 def test_everything_ends_when_the_network_is_gone(pair: Machines) -> None:
     with SshCluster(read_hosts(pair.file()), pair.ssh, silence=3) as cluster:
         host = cluster.hosts[0]
-        host.popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
+        sleeper = host.popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
         assert within(30, lambda: len(pair.processes()) == 3)
         pair.cluster.cut(1)
         try:
             assert within(15, lambda: len(pair.processes()) == 1), "a porter goes on without a driver"
             with pytest.raises(PeerError, match=r"hoplite on 198\.18\.0\.2 (failed|is silent)"):
                 host.clock()
+            assert sleeper.wait(15) == 255  # ssh's own end of it
         finally:
             pair.cluster.heal(1)
     assert pair.processes() == []
@@ -194,7 +195,7 @@ def test_errors_name_the_machine_and_the_remedy(pair: Machines, monkeypatch: pyt
     assert "; try: " in closed
     assert "198.18.0.3 has no /none/python (" in refusal(sound, "198.18.0.3 python=/none/python")
     assert "198.18.0.3 has no hoplite, or an older one" in refusal(sound, "198.18.0.3 python='python3 -I -S'")
-    noisy = refusal(sound, """198.18.0.3 python="sh -c 'echo hello; sleep 9'" """)
+    noisy = refusal(sound, """198.18.0.3 python="sh -c 'echo hello; cat'" """)
     assert "198.18.0.3 said 'hello' before hoplite could" in noisy
     assert "have the same address, 198.18.0.2" in refusal(sound, sound)
     there = hoplite_ucx.__version__
