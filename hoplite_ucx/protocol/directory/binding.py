@@ -212,6 +212,7 @@ class Binding(Hosts, ABC):
     def host_lost(self, slot: Slot) -> None:
         """Its host is gone. Whether it is needed again is known when those who pull from it have reported."""
         self._unbind(slot)
+        slot.homeless_since = None  # somebody was found, who may have had room
 
     def beginning_lacks(self, slot: Slot) -> None:
         """Its host began where those who pulled from it were; who pulls now needs more, and so it begins lower."""
