@@ -172,7 +172,7 @@ def parsers(rng: random.Random) -> list[Parser]:
         return [msgspec.msgpack.encode(samples.of(kinds[n % len(kinds)])) for n in range(_SAMPLES)]
 
     to_directory, to_node, to_peer = map(messages, (protocol.ToDirectory, protocol.ToNode, protocol.ToPeer))
-    looks = [lookups.encode(lookups.Look(rng.randbytes(16))) for _ in range(_SAMPLES)]
+    looks = [rng.randbytes(16) for _ in range(_SAMPLES)]
     requests, replies = messages(wire.Request), messages(wire.Reply)
     me, peer = Identity(1, _TOKEN, b"cluster"), Identity(2, _TOKEN, b"cluster", b"info")
     from_client, from_server = _conversation(me, peer)
@@ -302,7 +302,7 @@ class _DirectoryMachine:
         self._machine.handle(FromNode(node_id(1 + self._frames % 2), message), self._now)
 
     def read_look(self, data: bytes) -> None:
-        self._machine.look(lookups.decode_look(data).ref)
+        self._machine.look(data)
 
 
 class _NodeMachine:
@@ -476,7 +476,7 @@ class _Ports:
         self._bodies = {
             Kind.CONTROL: bodies(protocol.ToDirectory),
             Kind.PEER: bodies(protocol.ToPeer),
-            Kind.READER: [*bodies(protocol.ToDirectory), *[lookups.encode(lookups.Look(bytes(16)))] * 100],
+            Kind.READER: [*bodies(protocol.ToDirectory), *[bytes(16)] * 100],
         }
         self._requests = bodies(wire.Request)
         self._hello = _conversation(Identity(1, _TOKEN), Identity(2, _TOKEN))[0]

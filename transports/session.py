@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from struct import Struct
+from types import MappingProxyType
 from typing import Any, cast
 
 from hoplite_ucx.transports.addresses import check_token, connect_failure, parse_address, socket_address, tune
@@ -79,8 +80,7 @@ class Session(asyncio.Protocol):
         self.on_frame: Callable[[bytes], None] = _ignore_frame
         self.on_closed: Callable[[TransportError | None], None] = _ignore_close
         self._made = made
-        self._max_frame = self._max_sent = max_frame
-        self._max_unsent = MAX_UNSENT
+        self._max_frame = max_frame
         self._transport: asyncio.Transport | None = None
         self._rest = bytearray()
         self._needed = _LENGTH.size  # bytes of `_rest` before there is anything to do
@@ -93,27 +93,22 @@ class Session(asyncio.Protocol):
     def open(self) -> bool:
         return self._open
 
-    def restrict(self, received: int, unsent: int) -> None:
-        """Closer bounds for a peer that may be one of very many: of frames from it, and of what may wait for it."""
-        self._max_frame = received
-        self._max_unsent = unsent
-
     def send(self, frame: bytes) -> None:
         """Send a frame; of a session that is closed, nothing is sent, as if the connection had just broken."""
         if not self._open or self._transport is None:
             return
-        if len(frame) > self._max_sent:
-            raise ValueError(f"a frame of {len(frame)} bytes is longer than {self._max_sent}")
+        if len(frame) > self._max_frame:
+            raise ValueError(f"a frame of {len(frame)} bytes is longer than {self._max_frame}")
         if self._later:
             self.flush()
         if len(frame) <= _COPY_LIMIT:
             self._transport.write(_LENGTH.pack(len(frame)) + frame)
         else:
             self._transport.writelines((_LENGTH.pack(len(frame)), frame))
-        if self._transport.get_write_buffer_size() > self._max_unsent:
+        if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self._fail(
                 OverloadError(
-                    f"the peer does not read: {self._max_unsent >> 20} MiB wait for it",
+                    f"the peer does not read: {MAX_UNSENT >> 20} MiB wait for it",
                     self.peer.address,
                     "check whether the process there is stopped or overloaded",
                 )
@@ -335,7 +330,8 @@ async def _dial(address: str) -> socket.socket:
 
 
 class Listener:
-    """The port of a process. `sessions` and `on_link` say which kinds of connections it takes, and who gets them."""
+    """The port of a process. `sessions`, `on_link` and `sockets` say which kinds of connections it takes, and who gets
+    them; the last as sockets that do not block, as they are: there must be none under TLS."""
 
     def __init__(
         self,
@@ -343,6 +339,7 @@ class Listener:
         sessions: dict[Kind, Callable[[Session], None]],
         on_link: Callable[[socket.socket, Peer], None] | None = None,
         *,
+        sockets: Mapping[Kind, Callable[[socket.socket, Peer], None]] = MappingProxyType({}),
         on_refused: Callable[[TransportError], None] | None = None,
         max_frame: int = MAX_FRAME,
     ) -> None:
@@ -351,7 +348,8 @@ class Listener:
         self._on_link = on_link
         self._on_refused = on_refused
         self._max_frame = max_frame
-        self._kinds = {*sessions} | ({Kind.BULK} if on_link is not None else set())
+        self._sockets = sockets
+        self._kinds = {*sessions, *sockets} | ({Kind.BULK} if on_link is not None else set())
         self._sock: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: dict[asyncio.Task[None], tuple[str, float]] = {}  # from where and since when, oldest first
@@ -429,6 +427,8 @@ class Listener:
                     await secured.accept_client(address, HANDSHAKE_SECONDS)
                 sock.setblocking(True)
                 self._on_link(sock, peer)
+            elif peer.kind in self._sockets:
+                self._sockets[peer.kind](sock, peer)
             else:
                 session = Session(peer, self._sessions[peer.kind], self._max_frame)
                 await self._begin_session(session, sock)

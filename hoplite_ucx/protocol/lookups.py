@@ -1,7 +1,7 @@
 """What a *reader* may ask of the directory: is a small object there? It is answered at once, and nothing changes.
 
-A reader is a worker, not a node: it never joins, is never sent anything but the answer to its last question, and has
-one kind of message. So the shells keep its session apart, and these are the only forms that travel there.
+A reader is a worker, not a node: it never joins, and is never sent anything but the answer to its last question, which
+is a ref and nothing else. So the shells keep its session apart, and these are the only forms that travel there.
 """
 
 from typing import TypeAlias
@@ -9,16 +9,14 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from hoplite_ucx.protocol.ids import Ref, Version
+from hoplite_ucx.protocol.ids import REF_BYTES, Ref, Version
 from hoplite_ucx.protocol.messages import Data, Layout, malformed
 
-MAX_LOOK = 64
+QUESTION = REF_BYTES.to_bytes(4, "little")
+"""How the frame of every question begins, with its length; the ref follows, and that is all."""
+
 MAX_ANSWER = 4 << 20
 """A small object and its layout."""
-
-
-class Look(Struct, frozen=True, array_like=True, tag=True):
-    ref: Ref
 
 
 class _Answer(Struct, frozen=True, array_like=True, tag=True):
@@ -52,22 +50,14 @@ def decode_incarnation(info: bytes) -> int:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_looks: msgspec.msgpack.Decoder[Look] = msgspec.msgpack.Decoder(Look)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def encode(message: Look | Answer) -> bytes:
+def encode(message: Answer) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_look(frame: bytes) -> Look:
-    try:
-        return _looks.decode(frame)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise malformed(str(error)).exception() from error
-
-
-def decode_answer(frame: bytes) -> Answer:
+def decode_answer(frame: bytes | memoryview) -> Answer:
     try:
         return _answers.decode(frame)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -71,8 +71,8 @@ def get(
     ours = current.client()
     check_timeout(timeout)
     if isinstance(ref, ObjectRef):
-        outs = None if out is None else [check_out(out)]
-        return _get(ours, [ref], timeout, outs)[0]
+        into = None if out is None else check_out(out)
+        return _value(ref, *ours.get_one(ref.binary, timeout), into)
     refs = list_of_refs(ref)
     if out is None:
         return _get(ours, refs, timeout, None)
@@ -83,17 +83,18 @@ def get(
 
 def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[Array] | None) -> list[Any]:
     found = ours.get([ref.binary for ref in refs], timeout)
-    results = []
-    for index, (ref, (memory, layout)) in enumerate(zip(refs, found, strict=True)):
-        try:
-            if outs is not None:
-                values.copy_out(memory, layout, outs[index])
-                results.append(outs[index])
-            else:
-                results.append(values.decode(memory, layout))
-        except HopliteError as error:
-            raise about(error, ref) from error
-    return results
+    into = outs if outs is not None else [None] * len(refs)
+    return [_value(ref, memory, layout, out) for ref, (memory, layout), out in zip(refs, found, into, strict=True)]
+
+
+def _value(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None) -> Any:
+    try:
+        if out is None:
+            return values.decode(memory, layout)
+        values.copy_out(memory, layout, out)
+    except HopliteError as error:
+        raise about(error, ref) from error
+    return out
 
 
 def gather(refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:

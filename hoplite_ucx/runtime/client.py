@@ -110,7 +110,7 @@ class Client:
     def get(self, refs: Sequence[bytes], timeout: float | None) -> list[tuple[memoryview, bytes]]:
         """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
         if len(refs) == 1:
-            return [self._get_one(refs[0], timeout)]
+            return [self.get_one(refs[0], timeout)]
         connection = self._connection()
         deadline = None if timeout is None else time.monotonic() + timeout
         found: dict[int, tuple[memoryview, bytes]] = {}
@@ -130,7 +130,7 @@ class Client:
                 found[places[reply.call]] = (self._open(connection, reply), reply.layout)
         return [found[index] for index in range(len(refs))]
 
-    def _get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
+    def get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
         connection = self._connection()
         began = time.monotonic()
         if (found := self.reader.look(ref, timeout)) is not None:

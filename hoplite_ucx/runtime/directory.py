@@ -5,7 +5,8 @@ joins under another identity than that is turned away. A directory that was rest
 before it, because it counts milliseconds.
 
 Beside nodes, whoever has the token may ask for a status, in a session that never joins. *Readers* are workers that ask
-for small objects themselves: they have a kind of session of their own, in which anything but a `Look` is its end.
+for small objects themselves: they have a kind of session of their own (see `readers`). Under TLS there are none, since
+workers have no certificate.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ from hoplite_ucx.protocol.ids import NodeId, identity_of, label
 from hoplite_ucx.protocol.messages import Join, Put, Rejected, decode_to_directory, encode, malformed
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.introductions import MOST, introduction
+from hoplite_ucx.runtime.readers import Readers
 from hoplite_ucx.runtime.refusals import tell_refused
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
@@ -50,9 +52,6 @@ STATUS = b"\xc1status"
 DIRECTORY_NODE = 0
 """The number under which a directory proves itself; nodes draw theirs above it."""
 
-MAX_READERS = 4096
-"""More are turned away, and go on through their agents."""
-
 _PROBE_SECONDS = 0.5
 _SLOT_COST = 0.5e-3
 """Measured: what a directory works for one slot of an allreduce of 8 hosts, in 64 of them."""
@@ -65,7 +64,7 @@ class DirectoryServer:
         info = lookups.encode_incarnation(incarnation)
         self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), info, tls=tls)
         self._sessions: dict[NodeId, Session] = {}
-        self._readers: set[Session] = set()
+        self._readers = Readers(self.machine.look)
         self._events: deque[DirectoryEvent] = deque()
         self._handling = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,8 +82,10 @@ class DirectoryServer:
         if successor:
             self.machine.recover(now())
             self._waker.set(self.machine.wakeup())
-        kinds: dict[Kind, Callable[[Session], None]] = {Kind.CONTROL: self._accept, Kind.READER: self._accept_reader}
-        self._listener = Listener(self._identity, kinds, on_refused=tell_refused)
+        readers = {Kind.READER: self._readers.accept} if self._identity.tls is None else {}
+        self._listener = Listener(
+            self._identity, {Kind.CONTROL: self._accept}, sockets=readers, on_refused=tell_refused
+        )
         return await self._listener.start(host, port)
 
     async def close(self) -> None:
@@ -92,7 +93,8 @@ class DirectoryServer:
         await self._listener.close()
         for task in self._tasks:
             task.cancel()
-        for session in [*self._sessions.values(), *self._readers]:
+        self._readers.close()
+        for session in self._sessions.values():
             session.close()
 
     # --- the machine -------------------------------------------------------------------------------------------
@@ -179,24 +181,6 @@ class DirectoryServer:
 
         session.on_frame = on_frame
         session.on_closed = on_closed
-
-    def _accept_reader(self, session: Session) -> None:
-        if len(self._readers) >= MAX_READERS:
-            session.close()
-            return
-        self._readers.add(session)
-        session.restrict(lookups.MAX_LOOK, 2 * lookups.MAX_ANSWER)
-
-        def on_frame(frame: bytes) -> None:
-            try:
-                look = lookups.decode_look(frame)
-            except HopliteError:
-                session.close()
-                return
-            session.send(lookups.encode(self.machine.look(look.ref)))
-
-        session.on_frame = on_frame
-        session.on_closed = lambda _: self._readers.discard(session)
 
     def _introduce(self, newcomer: Join) -> None:
         """Let those who are there and a newcomer know each other, if they are few."""

@@ -11,7 +11,7 @@ a dtype is made from its description alone, never by running code.
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ Array: TypeAlias = npt.NDArray[Any]
 Size: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 _MAX_DIMENSIONS = 64
+_SAFE_DIMENSIONS = 32
+"""So many every numpy takes."""
 _MAX_DEPTH = 64
 _SHORT = 256
 """Layouts of up to so many bytes are remembered: those of one array, mostly."""
@@ -48,7 +50,7 @@ class Leaf(Struct, frozen=True, array_like=True):
     def on(self, memory: memoryview) -> Array:
         """The array, on this memory."""
         dtype = self.numpy_dtype()
-        if self.nbytes() == 0:
+        if 0 in self.shape:
             return np.empty(self.shape, dtype)
         order = "F" if self.fortran else "C"
         return np.ndarray(self.shape, dtype, buffer=memory, offset=self.offset, order=cast(Any, order))
@@ -136,6 +138,18 @@ def _decode_layout(data: bytes, size: int) -> Layout:
 
 
 _decode_again = lru_cache(256)(_decode_layout)
+
+
+@lru_cache(256)
+def array_form(data: bytes, size: int) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C", "F"]] | None:
+    """Shape, dtype, offset and order of an object that is one array, which is what most are; None if it is another
+    thing, or empty, or its layout not short."""
+    if len(data) > _SHORT or not isinstance(layout := _decode_layout(data, size), ArrayLayout):
+        return None
+    leaf = layout.leaf
+    if 0 in leaf.shape or len(leaf.shape) > _SAFE_DIMENSIONS:
+        return None
+    return leaf.shape, leaf.numpy_dtype(), leaf.offset, "F" if leaf.fortran else "C"
 
 
 def _extents(layout: Layout) -> Iterator[tuple[int, int]]:

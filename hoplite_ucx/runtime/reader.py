@@ -12,23 +12,15 @@ be reduced, and what is large, as far as that is remembered.
 """
 
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from struct import Struct
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.protocol.lookups import (
-    MAX_ANSWER,
-    Answer,
-    Found,
-    Look,
-    decode_answer,
-    decode_incarnation,
-    encode,
-)
+from hoplite_ucx.protocol.lookups import MAX_ANSWER, QUESTION, Answer, Found, decode_answer, decode_incarnation
 from hoplite_ucx.runtime.wire import DirectoryAt
 from hoplite_ucx.transports.addresses import parse_address, tune
 from hoplite_ucx.transports.errors import TransportError
@@ -40,9 +32,10 @@ _LEAST = 0.001
 _CONNECT_SECONDS = 1.0
 _PAUSE, _LONGEST_PAUSE = 1.0, 4.0
 _MOST_NEAR = 8192
-_RECEIVE = 64 << 10
-_LENGTH = struct.Struct("<I")
-_TIMEVAL = struct.Struct("ll")
+_USUAL = 64 << 10
+"""What most answers fit into."""
+_LENGTH = Struct("<I")
+_TIMEVAL = Struct("ll")
 
 
 class Reader:
@@ -55,6 +48,7 @@ class Reader:
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._limit = 0.0  # what the socket's calls are limited to
+        self._memory = memoryview(bytearray(_USUAL))
         self._thread: threading.Thread | None = None
         self._pause = _PAUSE
         self._not_before = 0.0
@@ -66,7 +60,7 @@ class Reader:
 
     def look(self, ref: bytes, timeout: float | None) -> Found | None:
         """The object, if it is small and there; it takes no longer than the directory's answer, or a short time."""
-        limit = _PATIENCE if timeout is None else min(timeout, _PATIENCE)
+        limit = _PATIENCE if timeout is None or timeout > _PATIENCE else timeout
         if ref in self._near or limit < _LEAST or not self._lock.acquire(blocking=False):
             return None
         try:
@@ -103,10 +97,10 @@ class Reader:
 
     def _ask(self, sock: socket.socket, ref: bytes, limit: float) -> Found | None:
         try:
-            self._set_limit(sock, limit)
-            frame = encode(Look(ref))
-            sock.sendall(_LENGTH.pack(len(frame)) + frame)
-            answer = _receive(sock, time.monotonic() + limit)
+            if limit != self._limit:
+                self._set_limit(sock, limit)
+            sock.sendall(QUESTION + ref)
+            answer = self._receive(sock, time.monotonic() + limit)
         except (OSError, HopliteError):
             self._failed()
             return None
@@ -121,11 +115,18 @@ class Reader:
 
     def _set_limit(self, sock: socket.socket, limit: float) -> None:
         """The kernel keeps it: Python's own would cost more system calls for every question."""
-        if limit != self._limit:
-            timeval = _TIMEVAL.pack(*divmod(int(limit * 1e6), 1_000_000))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-            self._limit = limit
+        timeval = _TIMEVAL.pack(*divmod(int(limit * 1e6), 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        self._limit = limit
+
+    def _receive(self, sock: socket.socket, deadline: float) -> Answer:
+        """The one frame that comes next; an OSError if it does not come in time."""
+        memory = self._memory
+        count = sock.recv_into(memory)
+        if count > _LENGTH.size and _LENGTH.unpack_from(memory)[0] == count - _LENGTH.size:
+            return decode_answer(memory[_LENGTH.size : count])
+        return _receive_rest(sock, bytes(memory[:count]), deadline)
 
     def _failed(self) -> None:
         self._drop()
@@ -176,11 +177,10 @@ def _dial(directory: DirectoryAt, me: Identity) -> socket.socket | None:
     return sock
 
 
-def _receive(sock: socket.socket, deadline: float) -> Answer:
-    """The one frame that comes next; an OSError if it does not come in time."""
-    data = sock.recv(_RECEIVE)
+def _receive_rest(sock: socket.socket, data: bytes, deadline: float) -> Answer:
+    """An answer that comes in pieces, of which the first is there."""
     while not _is_whole(data):
-        piece = sock.recv(_RECEIVE)
+        piece = sock.recv(_USUAL)
         if not piece or time.monotonic() >= deadline:
             raise TimeoutError("the directory's answer did not come, or not in time")
         data += piece

@@ -22,6 +22,7 @@ from hoplite_ucx.runtime.layout import (
     Leaf,
     TreeLayout,
     aligned,
+    array_form,
     array_layout,
     decode_layout,
     describe_dtype,
@@ -82,6 +83,10 @@ def encode(value: object) -> Encoded:
 
 def decode(memory: memoryview, layout: bytes) -> Any:
     """The value on read-only memory, which lives as long as any part of the value does."""
+    form = array_form(layout, len(memory))
+    if form is not None:
+        shape, dtype, offset, order = form
+        return np.ndarray(shape, dtype, memory, offset, None, order)
     found: Layout = decode_layout(layout, len(memory))
     match found:
         case ArrayLayout() | TreeLayout():

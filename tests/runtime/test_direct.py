@@ -6,21 +6,24 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 
 from hoplite_ucx.errors import ClosedError, GetTimeoutError, HopliteError, ObjectDeletedError
-from hoplite_ucx.protocol.lookups import Absent, Found, Look, decode_answer, encode
+from hoplite_ucx.protocol import lookups
+from hoplite_ucx.protocol.ids import Version
+from hoplite_ucx.protocol.lookups import Absent, Found, decode_answer
 from hoplite_ucx.runtime import directory as directories
-from hoplite_ucx.runtime import processes, wire
+from hoplite_ucx.runtime import processes, readers, wire
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import directory_task
 from hoplite_ucx.runtime.directory import DirectoryServer
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.errors import HandshakeError, WrongTokenError
-from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.handshake import Identity, Kind, Peer, client, run_blocking
 from tests.runtime.live import TOKEN, Host, Live, live_cluster
 from tests.runtime.test_cluster import eventually
 
@@ -228,16 +231,68 @@ def test_an_agent_takes_no_readers(live: Live) -> None:
 def test_a_reader_can_look_and_nothing_else(live: Live) -> None:
     ref = live.hosts[0].put(SMALL)
     live.hosts[1].get(ref)
-    look = encode(Look(ref.binary))
+    look = ref.binary
     for other in (directories.STATUS, b"", b"\xc1", wire.frame(wire.Ping(1)), look + b"x", bytes(65)):
         with reader_session(live.address) as sock:
             assert isinstance(decode_answer(say(sock, look)), Found)
             assert say(sock, other) == b""
 
 
+def test_a_question_may_come_in_pieces_and_only_one_at_a_time(live: Live) -> None:
+    ref = live.hosts[0].put(SMALL)
+    live.hosts[1].get(ref)
+    question = lookups.QUESTION + ref.binary
+    with reader_session(live.address) as sock:
+        for piece in (question[:1], question[1:4], question[4:19], question[19:]):
+            sock.sendall(piece)
+            time.sleep(0.02)
+        assert isinstance(decode_answer(sock.recv(65536)[4:]), Found)
+        sock.sendall(question + question)
+        assert ends(sock), "it asks before it has read"
+
+
+def test_a_reader_that_does_not_read_gets_the_rest_later_and_may_not_ask_again() -> None:
+    found = Found(Version(bytes(16), 1, 1), b"", bytes(1 << 20))
+
+    async def work() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.settimeout(5)
+        them = readers.Readers(lambda _: found)
+        loop = asyncio.get_running_loop()
+
+        def talk() -> None:
+            answer = b""
+            theirs.sendall(lookups.QUESTION + bytes(16))
+            while len(answer) < 4 or len(answer) < 4 + int.from_bytes(answer[:4], "little"):
+                answer += theirs.recv(1 << 20)
+            assert decode_answer(answer[4:]) == found
+            theirs.sendall(lookups.QUESTION + bytes(16))
+            theirs.recv(1)
+            theirs.sendall(lookups.QUESTION + bytes(16))
+            while theirs.recv(1 << 20):
+                pass
+
+        them.accept(ours, cast(Peer, None))
+        with theirs:
+            await asyncio.wait_for(loop.run_in_executor(None, talk), 10)
+        assert len(them) == 0
+
+    asyncio.run(work())
+
+
+def ends(sock: socket.socket) -> bool:
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
 def test_readers_are_no_members_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directories, "MAX_READERS", 2)
-    look = encode(Look(bytes(16)))
+    monkeypatch.setattr(readers, "MAX_READERS", 2)
+    look = bytes(16)
 
     async def work() -> None:
         server = DirectoryServer("cluster", TOKEN)

@@ -11,7 +11,7 @@ import pytest
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import Version
-from hoplite_ucx.protocol.lookups import Absent, Answer, Found, decode_look, encode, encode_incarnation
+from hoplite_ucx.protocol.lookups import Absent, Answer, Found, encode, encode_incarnation
 from hoplite_ucx.runtime import reader as readers
 from hoplite_ucx.runtime.reader import Reader
 from hoplite_ucx.runtime.wire import DirectoryAt
@@ -74,7 +74,7 @@ class FakeDirectory:
             run_blocking(server(me, {Kind.READER}, "test"), sock, "test")
             self.sessions += 1
             while length := sock.recv(4):
-                ref = decode_look(sock.recv(struct.unpack("<I", length)[0])).ref
+                ref = sock.recv(struct.unpack("<I", length)[0])
                 self.asked.append(ref)
                 self.conduct(sock, ref)
 
