@@ -141,29 +141,30 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Growth:
-    """Memory and descriptors of one process, after the first tenth of the objects and at the end."""
+    """Memory and descriptors of one process, after every tenth of the objects."""
 
     process: str
-    resident: tuple[int, int]
-    descriptors: tuple[int, int]
+    resident: tuple[int, ...]
+    descriptors: tuple[int, ...]
 
 
 def measure_many(*, objects: int, size: int, advance: Advance = _nothing) -> tuple[list[Growth], float]:
     """Objects put on one host, got on another and deleted, in batches; how processes grew, and objects per second."""
-    batches = max(10, -(-objects // _BATCH))
-    begun = {}
+    tenth = max(1, -(-objects // (10 * _BATCH)))
+    batches = 10 * tenth
+    uses: dict[str, list[tuple[int, int]]] = {}
     seconds = 0.0
     with Cluster(2, None) as cluster, LiveCluster(cluster.hosts, None) as live:
         for number in range(batches):
-            if number == batches // 10:
-                begun = {name: _use_of(pid) for name, pid in live.pids.items()}
             refs, took = live.ask(0, "put_each", count=_BATCH, size=size)
             seconds += sum(took)
             seconds += sum(live.ask(1, "get_each", refs=refs, size=size))
             live.ask(number % 2, "delete", refs=refs)
+            if (number + 1) % tenth == 0:
+                for name, pid in live.pids.items():
+                    uses.setdefault(name, []).append(_use_of(pid))
             advance()
-        ended = {name: _use_of(pid) for name, pid in live.pids.items()}
-    growth = [Growth(name, (begun[name][0], ended[name][0]), (begun[name][1], ended[name][1])) for name in begun]
+    growth = [Growth(name, *zip(*use, strict=True)) for name, use in uses.items()]
     return growth, batches * _BATCH / seconds
 
 

@@ -220,10 +220,10 @@ def small(
             )
         return
     typer.echo(f"{objects:,} objects of {format_size(size)} put, got and deleted: {rate:,.0f} a second, one by one")
-    typer.echo("after a tenth of them, and at the end:")
+    typer.echo("MiB and descriptors after every tenth of them:")
     for each in growth:
-        first, last = (format_size(kept >> 10 << 10) for kept in each.resident)
-        typer.echo(f"  {each.process:10}  {first} → {last}   {each.descriptors[0]} → {each.descriptors[1]} descriptors")
+        kept = " ".join(f"{resident / 2**20:6.1f}" for resident in each.resident)
+        typer.echo(f"  {each.process:10} {kept}   {each.descriptors[0]} → {each.descriptors[-1]} descriptors")
 
 
 # --- what a host must bear --------------------------------------------------------------------------------------
