@@ -75,7 +75,7 @@ def test_no_token_is_shown_or_on_a_command_line() -> None:
     assert secret not in repr(Identity(1, secret.encode())) + repr(ServicePlan(token=secret.encode(), memory=1))
     with service("--head", "--port", "0", HOPLITE_TOKEN=secret) as (head, _):
         found = [pid for pid in _family(head.pid) if (Path("/proc") / str(pid) / "cmdline").exists()]
-        assert len(found) == 3
+        assert len(found) >= 3, "the head, the directory, the agent, which may have a warden"
         for pid in found:
             assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
 
