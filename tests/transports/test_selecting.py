@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+import msgspec
 import pytest
 
 from hoplite_ucx.transports.configuration import Configuration, Kind
@@ -16,7 +17,8 @@ from hoplite_ucx.transports.handshake import Identity
 from hoplite_ucx.transports.interface import Fault, LinkLost, Side
 from hoplite_ucx.transports.selecting import SelectingTransport
 from hoplite_ucx.transports.selection import Selection
-from hoplite_ucx.transports.ucx.settings import DisagreementError, UcxSettings
+from hoplite_ucx.transports.ucx.settings import DisagreementError, Greeting, UcxSettings
+from hoplite_ucx.transports.ucx.worker import Worker
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
 
@@ -105,6 +107,24 @@ def test_settings_that_differ_fall_back_to_tcp_at_once() -> None:
         assert used(b, a.node) == {"tcp"}
         assert "segment is" in b.transport.reasons()[a.node].reason
         assert {type(error) for error in lost} == {DisagreementError}
+
+
+@pytest.mark.parametrize("older", [Side.RECEIVING, Side.SENDING])
+def test_releases_with_other_records_fall_back_to_tcp_at_once(monkeypatch: pytest.MonkeyPatch, older: Side) -> None:
+    """Only the receiver's greeting has a tag; one of an older release says nothing of its records."""
+    greeting = Worker.greeting
+
+    def told(self: Worker, tag: int = 0) -> Greeting:
+        side = Side.RECEIVING if tag else Side.SENDING
+        return msgspec.structs.replace(greeting(self, tag), records=1) if side is older else greeting(self, tag)
+
+    monkeypatch.setattr(Worker, "greeting", told)
+    lost: list[Exception] = []
+    with nodes(UCX, UCX, lost=lost) as (a, b):
+        transfer(a, b, 1)
+        assert used(b, a.node) == {"tcp"}
+        assert "version of the link's records is" in b.transport.reasons()[a.node].reason
+        assert DisagreementError in {type(error) for error in lost}
 
 
 def test_what_is_required_is_not_replaced() -> None:

@@ -24,6 +24,7 @@ from hoplite_ucx.transports.ucx.settings import (
     GREETING_LENGTH,
     MARK,
     MAX_GREETING,
+    RECORDS,
     DisagreementError,
     Greeting,
     UcxSettings,
@@ -166,10 +167,11 @@ def false_receiver(end: UcxEndpoint) -> Iterator[socket.socket]:
         GREETING_LENGTH.pack(MAX_GREETING + 1),
         GREETING_LENGTH.pack(5) + b"\xc1\xc1\xc1\xc1\xc1",
         GREETING_LENGTH.pack(0),
-        Greeting((9, 9, 9), UcxSettings().agreed(), b"somewhere").encode(),
-        Greeting((1, 22, 0), UcxSettings().agreed(), b"").encode(),
+        Greeting((9, 9, 9), UcxSettings().agreed(), b"somewhere", records=RECORDS).encode(),
+        Greeting((1, 22, 0), UcxSettings().agreed(), b"", records=RECORDS).encode(),
+        Greeting((1, 22, 0), UcxSettings().agreed(), b"somewhere").encode(),
     ],
-    ids=["noise", "too_long", "no_sense", "empty", "release", "no_address"],
+    ids=["noise", "too_long", "no_sense", "empty", "release", "no_address", "older_records"],
 )
 def test_a_greeting_that_makes_no_sense(data: bytes) -> None:
     with UcxEndpoint(1) as a:

@@ -2,7 +2,8 @@
 
 UCX itself checks none of it: two sides with different TCP segment sizes corrupt each other's memory. So the sender
 compares before it answers, and nobody connects UCX before that. The greeting travels on the link's TCP connection,
-whose handshake has proven the peer.
+whose handshake has proven the peer. It also says which records its side speaks (`RECORDS`), since two releases of this
+package may meet: where those differ, the link goes over TCP.
 """
 
 import hashlib
@@ -14,7 +15,11 @@ import msgspec
 
 from hoplite_ucx.transports.errors import HandshakeError
 
-__all__ = ["GREETING_LENGTH", "MARK", "MAX_GREETING", "DisagreementError", "Greeting", "UcxSettings"]
+__all__ = ["GREETING_LENGTH", "MARK", "MAX_GREETING", "RECORDS", "DisagreementError", "Greeting", "UcxSettings"]
+
+RECORDS = 2
+"""The version of the link's records and of what they mean (see `frames`): raise it with every change of them. Greetings
+without it are older, from when each rise of a source took three messages."""
 
 MARK = b"ucx"
 """The handshake's info of a connection that belongs to a UCX link."""
@@ -23,7 +28,7 @@ RDMA = frozenset({"dc", "dc_x", "dc_mlx5", "ib", "rc", "rc_v", "rc_verbs", "rc_x
 
 GREETING_LENGTH = Struct("<I")
 MAX_GREETING = 64 << 10
-_REMEDY = "give both hosts the same [ucx] settings and the same UCX release"
+_REMEDY = "give both hosts the same [ucx] settings and the same releases of UCX and hoplite-ucx"
 
 
 class DisagreementError(HandshakeError):
@@ -86,6 +91,8 @@ class Greeting(msgspec.Struct, frozen=True):
     address: bytes
     tag: int = 0
     refusal: str = ""
+    records: int = 1
+    """What a greeting speaks that does not say it."""
 
     def encode(self) -> bytes:
         body = msgspec.msgpack.encode(self)
@@ -105,7 +112,11 @@ class Greeting(msgspec.Struct, frozen=True):
         """Raises a `DisagreementError` that names the first thing on which the two differ."""
         keys = sorted({*self.settings, *mine.settings})
         settings = [(f"setting ucx.{key}", self.settings.get(key), mine.settings.get(key)) for key in keys]
-        for what, theirs, ours in (("UCX release", self.version[:2], mine.version[:2]), *settings):
+        versions = [
+            ("version of the link's records", self.records, mine.records),
+            ("UCX release", self.version[:2], mine.version[:2]),
+        ]
+        for what, theirs, ours in (*versions, *settings):
             if theirs != ours:
                 raise DisagreementError(f"{what} is {theirs} there and {ours} here", peer, _REMEDY)
         if not self.address or not 0 <= self.tag < 1 << 32:

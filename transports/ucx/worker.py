@@ -11,7 +11,7 @@ import secrets
 from typing import Any, Protocol
 
 from hoplite_ucx.transports.ucx import library
-from hoplite_ucx.transports.ucx.settings import Greeting, UcxSettings
+from hoplite_ucx.transports.ucx.settings import RECORDS, Greeting, UcxSettings
 
 __all__ = ["Worker"]
 
@@ -47,7 +47,7 @@ class Worker:
         self.descriptor: int = self._worker.epoll_file_descriptor
 
     def greeting(self, tag: int = 0) -> Greeting:
-        return Greeting(self._library.version, self._settings.agreed(), self._address, tag)
+        return Greeting(self._library.version, self._settings.agreed(), self._address, tag, records=RECORDS)
 
     def new_tag(self) -> int:
         """Random bits that no other link of this worker has or had."""
