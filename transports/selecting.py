@@ -156,11 +156,11 @@ class SelectingTransport(Transport):
             raise
 
     def prepare(self, sender: int, address: str) -> None:
-        """Open a TCP link to a sender before there is a stream. UCX's are opened when they are needed."""
+        """Open the link to a sender before there is a stream, over the transport that a stream would get."""
         with suppress(ValueError):  # what the sender called its address is none
             choice = self._choices[sender] = self._selection.choose(sender, address)
-            if choice.ucx is None:
-                self._tcp.prepare(sender, address)
+            transport = self._tcp if choice.ucx is None else self._ucx[choice.ucx]
+            transport.prepare(sender, address)
 
     def _timed(
         self, sender: int, choice: Choice, sink: Sink, offset: int, on_closed: ReceiveClosed

@@ -78,18 +78,7 @@ def _show(results: list[Result], size: int) -> None:
     for where in dict.fromkeys(result.where for result in results):
         title = f"links on {where}, {format_size(size)} a stream"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-        for column in (
-            "transport",
-            "frames",
-            "link",
-            "bare",
-            "× bare",
-            "processor",
-            "wanted",
-            "× tcp",
-            "spread",
-            "lanes",
-        ):
+        for column in _COLUMNS:
             table.add_column(column, justify="right" if column not in ("transport", "lanes") else "left", no_wrap=True)
         for result in results:
             if result.where == where:
@@ -110,6 +99,7 @@ def _row(result: Result) -> list[str]:
             ours,
             f"{theirs} {bare}",
             f"{1 / result.rate_ratio:.1f}",
+            "",
             "",
             "",
             spread,

@@ -98,6 +98,29 @@ def test_the_receiver_chooses_for_each_link() -> None:
         assert c.transport.lanes()[a.node, Side.RECEIVING] == ["tcp/lo"]
 
 
+def test_a_link_is_opened_ahead_over_the_transport_that_a_stream_would_get() -> None:
+    with nodes(UCX, TCP) as (a, b):
+        a.transport.prepare(b.node, b.address)
+        b.transport.prepare(a.node, a.address)
+        for end, peer, transport in ((a, b, "ucx"), (b, a, "tcp")):
+            wait_until(lambda end=end: any(link.connected for link in end.transport.links()), "the link is there")
+            (link,) = [link for link in end.transport.links() if link.side is Side.RECEIVING]
+            assert (link.peer, link.transport, link.bytes) == (peer.node, transport, 0)
+        transfer(b, a, 1)
+        assert used(a, b.node) == {"ucx"}
+
+
+def test_a_link_that_cannot_be_opened_ahead_is_told_and_replaced() -> None:
+    lost: list[Exception] = []
+    other = Configuration(transport=Kind.UCX, ucx=UcxSettings(segment=64 << 10))
+    with nodes(UCX, other, lost=lost) as (a, b):
+        b.transport.prepare(a.node, a.address)
+        wait_until(lambda: len(lost) == 2, "both sides tell")
+        transfer(a, b, 1)
+        assert used(b, a.node) == {"tcp"}
+        b.transport.prepare(a.node, "nowhere")  # no address: nothing happens
+
+
 def test_settings_that_differ_fall_back_to_tcp_at_once() -> None:
     lost: list[Exception] = []
     other = Configuration(transport=Kind.UCX, ucx=UcxSettings(segment=64 << 10))

@@ -2,7 +2,8 @@
 
 All calls to UCX, all sockets of UCX links and all their tables are this thread's alone, so nothing here needs a lock:
 other threads only leave work in a queue and wake it. It sleeps on one epoll that has the worker's own descriptor, the
-links' sockets and an eventfd; UCX demands that it is asked (`arm`) before each sleep.
+links' sockets and an eventfd; UCX demands that it is asked (`arm`) before each sleep. Only workers that are awake are
+asked anything.
 
 Over RDMA all links share one worker, since each would cost a card's queues and tens of megabytes. Otherwise each link
 has a worker of its own, and a link that breaks with transfers under way takes its worker with it (`destroy`). That is
@@ -78,7 +79,7 @@ class Engine:
         self._watched: dict[int, Callable[[int], None]] = {}
         self._context: Any = None
         self._shared: Worker | None = None
-        self._workers: list[Worker] = []
+        self._workers: dict[int, Worker] = {}  # by descriptor
         self._spares: list[Worker] = []
         self._preparing = False
         self._returned: deque[tuple[Worker, Callable[[], None]]] = deque()
@@ -152,7 +153,7 @@ class Engine:
 
     def return_worker(self, worker: Worker, closed: Callable[[], None]) -> None:
         """A link has ended, and all its requests are completed. A worker of its own is closed soon."""
-        if worker is self._shared or worker not in self._workers:
+        if worker is self._shared or not self._employs(worker):
             closed()
         else:
             self._returned.append((worker, closed))
@@ -164,7 +165,7 @@ class Engine:
         if not worker.settled:
             self.return_worker(worker, closed)
             return
-        if worker in self._workers:
+        if self._employs(worker):
             self._close_worker(worker)
         closed()
 
@@ -176,7 +177,7 @@ class Engine:
         memory = [link.forget_requests() for link in links]
         if worker is self._shared:
             self._shared = None
-        if worker in self._workers:
+        if self._employs(worker):
             self._close_worker(worker)
         memory.clear()  # not before
         for link in links:
@@ -185,14 +186,17 @@ class Engine:
     def _new_worker(self) -> Worker:
         return Worker(self.library, self._context, self.settings)
 
+    def _employs(self, worker: Worker) -> bool:
+        return self._workers.get(worker.descriptor) is worker
+
     def _employ(self, worker: Worker) -> Worker:
-        self._workers.append(worker)
+        self._workers[worker.descriptor] = worker
         self._epoll.register(worker.descriptor, select.EPOLLIN)
         return worker
 
     def _close_worker(self, worker: Worker) -> None:
         self._epoll.unregister(worker.descriptor)
-        self._workers.remove(worker)
+        del self._workers[worker.descriptor]
         worker.close()
 
     def later(self, seconds: float, work: Callable[[], None]) -> None:
@@ -236,7 +240,7 @@ class Engine:
             not self.active
             and not self._calls
             and not self._returned
-            and all(worker.settled for worker in self._workers)
+            and all(worker.settled for worker in self._workers.values())
         )
 
     def _round(self) -> None:
@@ -245,7 +249,7 @@ class Engine:
             moved = bool(self._calls)
             for _ in range(len(self._calls)):
                 self._calls.popleft()()
-            for worker in self._workers:
+            for worker in self._awake():
                 worker.progress()
             for active in tuple(self.active):
                 moved |= active.advance()
@@ -254,6 +258,9 @@ class Engine:
             self._idle_rounds = 0
         self._flush()
         self._poll(self._timeout())
+
+    def _awake(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.awake]
 
     def _flush(self) -> None:
         while self.unflushed:
@@ -265,7 +272,7 @@ class Engine:
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
         self._asleep = True
-        if self._calls or self._stopping or self.unflushed or not all(worker.arm() for worker in self._workers):
+        if self._calls or self._stopping or self.unflushed or not all(worker.arm() for worker in self._awake()):
             return 0.0 if self._idle_rounds < _PATIENT_ROUNDS else _PAUSE_SECONDS
         return min(self._timers[0][0] - now, _IDLE_SECONDS) if self._timers else _IDLE_SECONDS
 
@@ -276,6 +283,8 @@ class Engine:
             if descriptor == self._wake:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
+            elif (worker := self._workers.get(descriptor)) is not None:
+                worker.awake = True
             elif (ready := self._watched.get(descriptor)) is not None:
                 self._idle_rounds = 0
                 ready(event)
@@ -283,7 +292,7 @@ class Engine:
     def _end(self) -> None:
         self._timers.clear()
         self._watched.clear()
-        for worker in list(self._workers):
+        for worker in list(self._workers.values()):
             self._close_worker(worker)
         for worker in self._spares:
             worker.close()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
 from hoplite_ucx.transports.errors import ConnectionLostError
 from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
-from hoplite_ucx.transports.interface import Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
+from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
@@ -34,7 +34,9 @@ CONNECT_SECONDS = 2.0
 GREETING_SECONDS = 5.0
 """The peer may have to load UCX first."""
 IDLE_SECONDS = 60.0
-MAX_CHUNK = 2 << 20
+GRANULES = 2
+"""Of these is a chunk. A message of UCX costs so much more than a frame over TCP that twice the wait for it in each hop
+is the lesser evil: with one, a chain of eight hosts took 1.14 times as long as over TCP, with two 1.05."""
 # What of a stream is pulled ahead: this many bytes, but so many pieces at least and at most. It is more than the sender
 # has under way at a time, so that it never waits for a pull: they come late on a machine that has other things to do.
 AHEAD_BYTES = 16 << 20
@@ -65,7 +67,7 @@ class Incoming:
         self.sink = sink
         self.received = self.requested = offset
         self.size = size
-        self.chunk = min(granule, MAX_CHUNK)
+        self.chunk = min(GRANULES * granule, MAX_GRANULE)
         self.ahead = min(max(LEAST_AHEAD, AHEAD_BYTES // self.chunk), MOST_AHEAD)
         self.on_closed = on_closed
         self.link: ReceivingLink | None = None

@@ -31,7 +31,7 @@ MAX_OPENED = 4096
 MAX_PULLS = 4096
 # What is under way on a link at a time: so many bytes, and at least so many messages.
 FLIGHT_BYTES = 4 << 20
-FLIGHT_MESSAGES = 8
+FLIGHT_MESSAGES = 4
 
 
 @dataclass(slots=True)

@@ -113,6 +113,12 @@ class UcxTransport(Transport):
         sink.subscribe(grown)
         engine.call(partial(self._receive, engine, sender, address, incoming))
 
+    def prepare(self, sender: int, address: str) -> None:
+        """Open the link to a sender before there is a stream. If that fails, it is told as the loss of a link."""
+        parse_address(address)
+        if (engine := self._engine_for(sender, Side.RECEIVING)) is not None:
+            engine.call(partial(self._prepare, engine, sender, address))
+
     def cancel_receive(self, stream: StreamKey) -> None:
         incoming = self._incoming.get(stream)
         if incoming is not None and self._engine is not None:
@@ -243,23 +249,31 @@ class UcxTransport(Transport):
             self._incoming_closed(incoming)
             incoming.close(Fault.BROKEN)
             return
-        try:
-            link = self._links.receiving.get(sender)
-            if link is None or link.broken:
-                link = self._new_receiving_link(engine, sender, address)
-        except engine.library.error as error:
+        link = self._link_from(engine, sender, address)
+        if link is None:
             self._incoming_closed(incoming)
-            self._links.lost(sender, Side.RECEIVING, _no_worker(error, address))
             incoming.close(Fault.BROKEN)
             return
         incoming.link = link
         link.receive(incoming)
 
-    def _new_receiving_link(self, engine: Engine, sender: int, address: str) -> ReceivingLink:
+    def _prepare(self, engine: Engine, sender: int, address: str) -> None:
+        if not self._closed:
+            self._link_from(engine, sender, address)
+
+    def _link_from(self, engine: Engine, sender: int, address: str) -> ReceivingLink | None:
+        """The link that there is, or a new one. None if UCX has no worker for it, which is told as its loss."""
+        link = self._links.receiving.get(sender)
+        if link is not None and not link.broken:
+            return link
         lost = self._links.when_lost(sender, Side.RECEIVING)
-        link = self._links.receiving[sender] = ReceivingLink(
-            engine, sender, address, self._me, lost, self._incoming_closed, self._links.receiving_ended
-        )
+        try:
+            link = self._links.receiving[sender] = ReceivingLink(
+                engine, sender, address, self._me, lost, self._incoming_closed, self._links.receiving_ended
+            )
+        except engine.library.error as error:
+            lost(_no_worker(error, address))
+            return None
         return link
 
     def _grown(self, incoming: Incoming) -> None:

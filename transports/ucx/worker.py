@@ -33,7 +33,11 @@ class User(Protocol):
 
 
 class Worker:
-    """`links` are those that have, or may have, requests on it."""
+    """`links` are those that have, or may have, requests on it.
+
+    `awake` says that UCX may have something to do on it: since something was posted, or its descriptor told. Most
+    workers of a node with many links are asleep most of the time, and asking one takes microseconds and system calls.
+    """
 
     def __init__(self, loaded: library.Library, context: Any, settings: UcxSettings) -> None:
         self._library = loaded
@@ -44,6 +48,7 @@ class Worker:
         self._settling: list[library.Request] = []
         self._tags: set[int] = set()
         self.links: set[User] = set()
+        self.awake = True
         self.descriptor: int = self._worker.epoll_file_descriptor
 
     def greeting(self, tag: int = 0) -> Greeting:
@@ -63,26 +68,31 @@ class Worker:
 
     def arm(self) -> bool:
         """True if one may sleep until the descriptor wakes one; False if there is something to do."""
-        return bool(self._worker.arm())
+        self.awake = not self._worker.arm()
+        return not self.awake
 
     @property
     def settled(self) -> bool:
         return not self._settling
 
     def connect(self, address: bytes) -> library.Endpoint:
+        self.awake = True
         return self._library.endpoint(self._worker, address)
 
     def disconnect(self, endpoint: library.Endpoint) -> None:
         """Its transfers complete with an error in the next rounds."""
+        self.awake = True
         try:
             endpoint.close_blocking(period=_CLOSE_NANOSECONDS, max_attempts=1)
         except self._library.error as error:
             _log.info("an endpoint was closed with %s", error)
 
     def receive(self, window: memoryview, tag: int) -> library.Request:
+        self.awake = True
         return self._worker.tag_recv(self._library.array(window), self._library.tag(tag), self._library.whole_tag)
 
     def send(self, endpoint: library.Endpoint, window: memoryview, tag: int) -> library.Request:
+        self.awake = True
         return endpoint.tag_send(self._library.array(window), self._library.tag(tag))
 
     def settle(self, tag: int) -> None:
