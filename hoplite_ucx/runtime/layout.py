@@ -53,7 +53,9 @@ class Leaf(Struct, frozen=True, array_like=True):
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
         order = "F" if self.fortran else "C"
-        return np.ndarray(self.shape, dtype, buffer=memory, offset=self.offset, order=cast(Any, order))
+        # Through another array: of what lies below a read-only view numpy would let a user make a writable one.
+        held = np.frombuffer(memory, np.uint8)
+        return np.ndarray(self.shape, dtype, buffer=held.data, offset=self.offset, order=cast(Any, order))
 
     def __str__(self) -> str:
         order = ", Fortran order" if self.fortran else ""

@@ -319,7 +319,7 @@ def test_a_get_that_runs_out_of_time_says_what_it_waited_for() -> None:
     failed, unwant = n.handle(Tick())
     assert isinstance(failed, CallFailed)
     assert failed.failure.kind is FailureKind.TIMEOUT
-    assert "nobody has put it" in failed.failure.detail
+    assert "nobody has it" in failed.failure.detail
     assert unwant == SendDirectory(Unwant(R))
     assert not n.state.fetching.fetches
 

@@ -35,6 +35,8 @@ def test_put_and_get() -> None:
     result = hoplite.get(ref, timeout=10)
     assert np.array_equal(result, array)
     assert not result.flags.writeable
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        result.flags.writeable = True  # else a write would be a segmentation fault
 
 
 def test_the_value_may_change_after_put() -> None:

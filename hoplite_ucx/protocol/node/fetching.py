@@ -122,7 +122,7 @@ class Fetching:
         """What a get that ran out of time was waiting for."""
         fetch = self._of_store(ref)
         if fetch is None or fetch.number == 0:
-            return "nobody has put it yet"
+            return "nobody has it: it was not put yet, or it was lost with the node that had it"
         if fetch.sink is None:
             return "there is no room for it in the store"
         if self._awaits_seal(fetch):
