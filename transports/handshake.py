@@ -260,7 +260,7 @@ def _check_status(status: int, me: Identity, kind: Kind, address: str) -> None:
     if status == _Status.WRONG_TOKEN:
         raise _wrong_token(address)
     if status == _Status.WRONG_CLUSTER:
-        raise WrongClusterError(f"the peer is not of cluster {me.cluster.hex()}", address, _ADDRESS_REMEDY)
+        raise WrongClusterError(f"the peer is not of cluster {_text(me.cluster)}", address, _ADDRESS_REMEDY)
     if status == _Status.WRONG_KIND:
         raise WrongPeerError(f"the peer takes no connection for {kind.name.lower()}", address, _ADDRESS_REMEDY)
     if status == _Status.WRONG_TLS:
@@ -271,10 +271,14 @@ def _check_status(status: int, me: Identity, kind: Kind, address: str) -> None:
 def _check_cluster(peer: Peer, me: Identity) -> None:
     if peer.cluster and me.cluster and peer.cluster != me.cluster:
         raise WrongClusterError(
-            f"the peer is of cluster {peer.cluster.hex()}, this process of {me.cluster.hex()}",
+            f"the peer is of cluster {_text(peer.cluster)}, this process of {_text(me.cluster)}",
             peer.address,
             _ADDRESS_REMEDY,
         )
+
+
+def _text(cluster: bytes) -> str:
+    return cluster.decode("ascii", "backslashreplace")
 
 
 def _check_tls(theirs: bool, me: Identity, address: str) -> None:

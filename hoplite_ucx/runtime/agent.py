@@ -66,7 +66,7 @@ from hoplite_ucx.runtime.wire import DirectoryAt, Greeting
 from hoplite_ucx.runtime.workers import Workers, socket_name
 from hoplite_ucx.transports.addresses import check_token
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
-from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.errors import TransportError, WrongClusterError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink
 from hoplite_ucx.transports.selecting import open_transport
@@ -181,14 +181,18 @@ class Agent:
 
     async def _look_at_directory(self) -> str:
         """Learn the cluster's id, and by which address of this host the directory is reached."""
-        found: list[Session] = []
-        me = Identity(self._identity_number, self._profile.token, tls=self._tls)
-        session = await connect(self._profile.directory, me, Kind.CONTROL, found.append)
-        self.cluster = session.peer.cluster.decode()
-        session.close()
+        self.cluster = await self._ask_for_cluster()
         if self._profile.host is not None:
             return self._profile.host
         return await self._loop.run_in_executor(None, host_towards, self._profile.directory)
+
+    async def _ask_for_cluster(self) -> str:
+        """The id of the cluster whose directory is there, proven by the token."""
+        found: list[Session] = []
+        me = Identity(self._identity_number, self._profile.token, tls=self._tls)
+        session = await connect(self._profile.directory, me, Kind.CONTROL, found.append)
+        session.close()
+        return session.peer.cluster.decode()
 
     # --- the machine -------------------------------------------------------------------------------------------
 
@@ -268,8 +272,26 @@ class Agent:
 
         try:
             await connect(self._profile.directory, self._me, Kind.CONTROL, made)
-        except TransportError:
+        except TransportError as error:
+            if isinstance(error, WrongClusterError):
+                await self._end_with_cluster()
             self.dispatch(DirectoryLost())
+
+    async def _end_with_cluster(self) -> None:
+        """Another cluster's directory is where ours was: nobody will ask for what is here again. A refusal alone proves
+        nothing, so that the directory is asked which it is."""
+        try:
+            cluster = await self._ask_for_cluster()
+        except TransportError:
+            return
+        if cluster != self.cluster:
+            _log.error(
+                "the directory at %s is of a new cluster, %s: cluster %s is over, and this agent ends",
+                self._profile.directory,
+                cluster,
+                self.cluster,
+            )
+            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
 
     def _from_directory(self, session: Session, frame: bytes) -> None:
         others = introduced(frame)

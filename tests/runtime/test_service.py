@@ -1,5 +1,6 @@
 """`hoplite start` and `hoplite status`, as a user runs them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -65,6 +66,21 @@ def test_a_head_and_another_agent() -> None:
         assert wrong.returncode == 1
         assert "token" in wrong.stderr
     eventually(lambda: not any(alive(child) for child in children), 5)
+
+
+def test_agents_of_a_cluster_that_is_over_end_and_say_so() -> None:
+    """Its head was ended and started again: that is another cluster at the same address."""
+    with contextlib.ExitStack() as stack:
+        first, report = stack.enter_context(service("--head", "--port", "0"))
+        other, _ = stack.enter_context(service("--address", report["address"]))
+        first.terminate()
+        first.communicate(timeout=10)
+        port = report["address"].rsplit(":", 1)[1]
+        _, anew = stack.enter_context(service("--head", "--port", port))
+        _, said = other.communicate(timeout=20)
+        assert other.returncode == 1
+        assert f"is of a new cluster, {anew['cluster']}: cluster {report['cluster']} is over" in said
+        assert "start it again" in said
 
 
 def test_a_directory_that_crashes_is_started_again() -> None:
