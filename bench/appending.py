@@ -4,7 +4,7 @@
         if not file.has(operation, hosts, size, rate, repeat=3): file.append(measured.json_line())
 
 Only one run has it at a time. A file that holds anything but JSON lines is refused and left as it is; a last line that
-was cut off, when a run was killed while it wrote, is removed.
+was cut off, when a run was killed while it wrote, is removed. One that was made for nothing is removed as well.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class FigureFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
+        self._is_new = not path.exists()
         self._rows: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -100,5 +101,7 @@ class FigureFile:
 
     def _close(self) -> None:
         if self._file is not None:
+            if self._is_new and not self._rows:
+                self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None

@@ -162,11 +162,6 @@ class LiveCluster:
         # An answer takes twice a clock's error, and a step goes half of that way; twice that is for good measure.
         return NOTICE + 2 * max(clock.error for clock in self._clocks)
 
-    @property
-    def clock_error(self) -> float:
-        """How far from a moment the clock of some host may have been, at the last look."""
-        return max(clock.error for clock in self._clocks)
-
     def _tell(self, rank: int, step: dict[str, Any]) -> None:
         if "at" in step:
             step = {**step, "at": step["at"] + self._ahead(rank)}

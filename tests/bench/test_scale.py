@@ -7,6 +7,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from hoplite_ucx.bench import cluster as clusters
 from hoplite_ucx.bench.appending import FigureFile
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.machine import memory_available
@@ -73,6 +74,17 @@ def test_a_file_is_one_run_s_and_a_line_that_was_cut_off_is_removed(tmp_path: Pa
             pass
         file.append('{"what": "broadcast"}')
     assert path.read_text() == '{"what": "reduce", "not_run": "why"}\n{"what": "broadcast"}\n'
+
+
+def test_a_machine_without_emulated_hosts_is_told_in_a_line_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "_TOOLS", {"no-such-tool": "some-package"})
+    path = tmp_path / "figures.jsonl"
+    refused = scale("--hosts", "2", "--size", "1KiB", "--output", str(path))
+    assert refused.exit_code == 1
+    assert refused.stderr == "hoplite bench: emulated hosts need the packages some-package; install them\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- for real ---------------------------------------------------------------------------------------------------
