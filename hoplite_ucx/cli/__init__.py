@@ -11,6 +11,7 @@ import typer
 from hoplite_ucx import __version__
 from hoplite_ucx.cli import bench, simulate
 from hoplite_ucx.cli.chaos import chaos
+from hoplite_ucx.cli.delete import delete
 from hoplite_ucx.cli.demo import demo
 from hoplite_ucx.cli.doctor import doctor
 from hoplite_ucx.cli.links import links
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 simulate.app.command()(chaos)
+app.command()(delete)
 app.command()(demo)
 app.command()(doctor)
 app.command()(links)

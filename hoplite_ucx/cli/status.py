@@ -63,7 +63,7 @@ def _show_agent(console: Console, agent: dict[str, Any]) -> None:
         table = Table("ref", "size", "state", "idle", "held by")
         for found in agent["largest"]:
             idle = format_duration(max(0.0, found["idle"]), digits=3)
-            table.add_row(found["ref"][:16], _size(found["size"]), found["phase"], idle, f"{found['pins']} gets")
+            table.add_row(found["ref"], _size(found["size"]), found["phase"], idle, f"{found['pins']} gets")
         console.print(table)
 
     if agent["streams"]:

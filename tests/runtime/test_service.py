@@ -145,3 +145,28 @@ def test_listening_elsewhere_needs_a_token(tmp_path: Path) -> None:
 
 def _role(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[3]
+
+
+def test_what_a_program_left_can_be_deleted() -> None:
+    program = (
+        "import numpy as np, hoplite_ucx as h\nh.init()\nprint(h.put(np.ones(1 << 18)).hex(), h.put(np.ones(4)).hex())"
+    )
+    with service("--head", "--port", "0") as (_, report):
+        where = {"HOPLITE_ADDRESS": report["address"]}
+        command = [sys.executable, "-c", program]
+        left = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | where, timeout=60, check=True)
+        large, small = left.stdout.split()
+        shown = run("status", **where)
+        assert large in shown.stdout
+        by_name = run("delete", small, **where)
+        assert by_name.stdout == "deleted 1 objects\n", by_name.stderr
+        assert run("delete", "--idle", "3600s", **where).stdout == "deleted 0 objects\n"
+        assert run("delete", "--idle", "0s", **where).stdout == "deleted 1 objects\n"
+        assert json.loads(run("status", "--json", **where).stdout)["agents"][0]["objects"] == 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("--idle", "1s", "ab"), ("xyz",), ("abcd",)])
+def test_delete_says_what_it_wants(arguments: tuple[str, ...]) -> None:
+    refused = run("delete", "--address", "127.0.0.1:9", *arguments)
+    assert refused.returncode == 2
+    assert "REF" in refused.stderr

@@ -1,0 +1,73 @@
+"""`hoplite delete`: end objects by hand, such as those of a program that ended without deleting them."""
+
+import os
+from typing import Annotated
+
+import typer
+
+import hoplite_ucx as hoplite
+from hoplite_ucx.cli.quantities import duration_option
+from hoplite_ucx.errors import HopliteError
+from hoplite_ucx.protocol.node.memory import Phase
+from hoplite_ucx.runtime import current
+from hoplite_ucx.runtime.cluster import ADDRESS
+
+
+def delete(
+    refs: Annotated[list[str] | None, typer.Argument(metavar="REF...", help="32 hexadecimal digits each.")] = None,
+    idle: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration_option,
+            metavar="DURATION",
+            help="Delete what this host's agent has held for that long, while nobody here used it.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The cluster's directory; HOPLITE_ADDRESS by default.")
+    ] = None,
+) -> None:
+    """Delete objects everywhere in the cluster. `hoplite status` shows the largest of this host."""
+    if (idle is None) == (not refs):
+        raise typer.BadParameter("give either refs or --idle", param_hint="REF...")
+    if address is None and not os.environ.get(ADDRESS):
+        raise typer.BadParameter(f"no cluster is named; give it, or set {ADDRESS}", param_hint="--address")
+    named = [_ref(text) for text in refs or ()]
+    try:
+        hoplite.init(address)
+        try:
+            count = _delete_idle(idle) if idle is not None else _delete(named)
+        finally:
+            hoplite.shutdown()
+    except HopliteError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"deleted {count} objects")
+
+
+def _delete(refs: list[hoplite.ObjectRef]) -> int:
+    hoplite.delete(refs)
+    return len(refs)
+
+
+def _delete_idle(seconds: float) -> int:
+    """The agent tells of the largest, so that they are deleted bunch by bunch."""
+    seen: set[str] = set()
+    while (
+        found := {
+            holding["ref"]
+            for holding in current.client().status()["largest"]
+            if holding["phase"] == Phase.COMPLETE.value and not holding["pins"] and holding["idle"] >= seconds
+        }
+        - seen
+    ):
+        seen |= found
+        _delete([_ref(text) for text in found])
+    return len(seen)
+
+
+def _ref(text: str) -> hoplite.ObjectRef:
+    try:
+        return hoplite.ObjectRef(bytes.fromhex(text))
+    except (ValueError, HopliteError):
+        raise typer.BadParameter(f"{text!r} is no ref; they have 32 hexadecimal digits", param_hint="REF...") from None
