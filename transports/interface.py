@@ -177,9 +177,11 @@ class Transport(ABC):
         size: int,
         granule: int,
         priority: Priority,
+        rank: int = 0,
         on_closed: ServeClosed,
     ) -> None:
-        """Send [offset, size) of the source; it is closed soon if the receiver has no link here and opens none."""
+        """Send [offset, size) of the source; it is closed soon if the receiver has no link here and opens none. Among
+        streams of one priority a link may let the lowest rank go first; one that has to wait is let in now and then."""
 
     @abstractmethod
     def cancel_serve(self, stream: StreamKey) -> None:

@@ -192,6 +192,7 @@ class SelectingTransport(Transport):
         size: int,
         granule: int,
         priority: Priority,
+        rank: int = 0,
         on_closed: ServeClosed,
     ) -> None:
         if not self._ucx or offset >= size:
@@ -203,6 +204,7 @@ class SelectingTransport(Transport):
                 size=size,
                 granule=granule,
                 priority=priority,
+                rank=rank,
                 on_closed=on_closed,
             )
             return
@@ -216,6 +218,7 @@ class SelectingTransport(Transport):
                 size=size,
                 granule=granule,
                 priority=priority,
+                rank=rank,
                 on_closed=closed,
             )
 

@@ -16,8 +16,8 @@ _GRANULES_PER_HOP = 32
 _CHUNK_WORK = 40e-6
 # Whole pages: a chunk that ends in the middle of an element leaves a few bytes for a frame of their own.
 _GRANULE_ALIGNMENT = 4096
-# Measured: up to here stripes were never slower than the best of the other ways, from 64 KiB on.
-_MOST_STRIPES = 16
+# Measured: with up to so many hosts stripes were never slower than the best of the other ways, from 64 KiB on.
+_MOST_STRIPED = 16
 _LEAST_STRIPE = 1024
 
 
@@ -63,11 +63,18 @@ def choose_degree(size: int, count: int, bandwidth: float, costs: Costs) -> int:
 
 
 def choose_stripes(size: int, count: int, bandwidth: float, settings: Settings) -> int:
-    """Into how many stripes a target is laid that the hosts of all its sources get: as many as there are sources, which
-    spares every link 1/count of its load, or 1 where the slots, count² of them, would be too many or cost more."""
-    spared = 2 * size / count / bandwidth
-    pays = spared >= count**2 * settings.slot_cost
-    return count if pays and 2 < count <= _MOST_STRIPES and size > count * _LEAST_STRIPE else 1
+    """Into how many stripes a target is laid that the hosts of all its sources get, along a ring of them: that spares
+    every link 1/count of its load. A stripe spares one link its way in, and the link before that its way out, so links
+    are loaded alike if every host is the end of one, or every second. Half as many are half the slots, one a host and
+    stripe, but every second host begins and ends a granule later. It is 1 if that would cost more than it spares."""
+
+    def costs(stripes: int) -> float:
+        late = 0.0 if stripes == count else 2 * choose_granule(size, 1, bandwidth, settings) / bandwidth
+        return stripes * count * settings.slot_cost + late
+
+    stripes = min([count] if count % 2 else [count, count // 2], key=costs)
+    pays = 2 * size / count / bandwidth >= costs(stripes)
+    return stripes if pays and 2 < count <= _MOST_STRIPED and size > count * _LEAST_STRIPE else 1
 
 
 def _tree_of(count: int, degree: int) -> tuple[int, int]:

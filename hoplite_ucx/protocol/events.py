@@ -344,13 +344,15 @@ class CancelReceive(_Local, frozen=True):
 
 
 class Serve(_Local, frozen=True):
-    """Send a segment from `offset` to its end, as far as its watermark has come."""
+    """Send a segment from `offset` to its end, as far as its watermark has come. Of the streams of a link, those with
+    a rank go by it, the lowest first."""
 
     stream: StreamId
     segment: int
     offset: int
     size: int
     granule: int
+    rank: int = 0
 
 
 class CancelServe(_Local, frozen=True):

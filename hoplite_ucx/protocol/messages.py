@@ -27,6 +27,7 @@ Bytes: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Call: TypeAlias = Annotated[CallId, Meta(ge=0, lt=1 << 62)]
 Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e15)]
+Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 16)]
 """Bytes a second; bounded because rates are added up, and infinities would never go away again."""
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Layout: TypeAlias = Annotated[bytes, Meta(max_length=MAX_LAYOUT)]
@@ -375,6 +376,8 @@ class Place(_ToNode, frozen=True):
     sealed: bool = True
     origin: Origin | None = None
     into: Into = NO_SLOT
+    rank: Rank = 0
+    """Of a stripe: how many hops its bytes have come. Those that have the longest way to go are sent first."""
 
 
 BIND_ALIGNMENT = 64
@@ -560,6 +563,8 @@ class StreamRequest(_ToPeer, frozen=True):
     rate: Rate
     for_slot: bool = False
     """What a slot or a target in stripes pulls was counted with it, and is not refused for want of streams."""
+    rank: Rank = 0
+    """That of its placement."""
 
 
 class StreamStatus(_ToPeer, frozen=True):

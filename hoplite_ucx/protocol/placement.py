@@ -198,6 +198,10 @@ class SenderPool:
                 best = plan
         return best
 
+    def plan(self, sender: NodeId, nic: Nic, remaining: int, now: float) -> Plan:
+        """How this sender would serve a receiver."""
+        return self._plan(self.locations[sender], nic, remaining, now)
+
     def _plan(self, location: Location, nic: Nic, remaining: int, now: float) -> Plan:
         full = min(location.nic.up_share(self._ref), nic.down_share(self._ref))
         plan = self._plan_from(location, full, remaining, max(now, location.free_at))

@@ -408,7 +408,7 @@ class Agent:
         if self._is_me(stream.receiver):
             self._local.serve(key, segment, on_closed)
             return
-        relayed = segment.watermark() < segment.size
+        first = effect.rank > 0 or segment.watermark() < segment.size
         self._transport.serve(
             identity_of(stream.receiver),
             key,
@@ -416,7 +416,8 @@ class Agent:
             offset=effect.offset,
             size=effect.size,
             granule=min(effect.granule, MAX_GRANULE),
-            priority=Priority.RELAYED if relayed else Priority.OWN,
+            priority=Priority.RELAYED if first else Priority.OWN,
+            rank=effect.rank,
             on_closed=on_closed,
         )
 

@@ -106,8 +106,8 @@ def _reduction(degree: int) -> type[Reduction]:
             self._degree = degree
             return fits
 
-        def _wants_stripes(self) -> bool:
-            return False
+        def _choose_stripes(self) -> int:
+            return 1
 
     return StaticReduction
 
@@ -149,8 +149,8 @@ def allreducing_cluster(scheme: StaticAllreduce, *, at_once: bool) -> type[Virtu
 
 def _striping_cluster() -> type[VirtualCluster]:
     class StripingReduction(Reduction):
-        def _wants_stripes(self) -> bool:
-            return True
+        def _choose_stripes(self) -> int:
+            return self.spec.count
 
     class StripingDirectory(Directory):
         reduction_type = StripingReduction

@@ -3,7 +3,8 @@
 A sender pushes whatever its segment's watermark allows, a granule at most, while it has credit; the chunk takes its
 time on the network, then the link's latency, is written, and after the hand-over delay it is final: the receiver's
 watermark rises, its own streams may forward it, and the credit returns. A cancelled stream may still write until it is
-closed; a chunk that arrives later is nothing.
+closed; a chunk that arrives later is nothing. Streams of one link share it alike; but of those with a rank the lowest
+goes first, and who has waited for long pushes a chunk all the same, as live links have it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _CREDITS = 16
 # Chunks handed to the network at once, so that it never idles between two of them.
 _AHEAD = 2
+# How long a stream lets those of lower rank go first, before it pushes a chunk: this part of the time until it would
+# count as stalled.
+_PATIENCE = 1 / 3
 
 
 class Receiving:
@@ -135,6 +139,7 @@ class Serving:
         self.stream: StreamId = effect.stream
         self.position = effect.offset
         self._in_network = 0
+        self._pushed_at = node.clock.now
         self._uncredited = 0
         self.stuck = False
         self.closed = False
@@ -148,16 +153,31 @@ class Serving:
             self.position < effect.size
             and self._in_network < _AHEAD
             and self._uncredited < _CREDITS
-            and not (self.stuck or self.closed or self._node.stopped)
+            and not (self.stuck or self.closed or self._node.stopped or self._lets_others_go())
         ):
             end = min(self.position + effect.granule, self._segment.watermark)
             if end <= self.position:
                 return
             spans = self._segment.content.read(self.position, end)
             self._in_network += 1
+            self._pushed_at = self._node.clock.now
             self._uncredited += 1
             self._flow.push(end - self.position, self._sent, self.position, end, spans)
             self.position = end
+
+    def _lets_others_go(self) -> bool:
+        rank, beside = self._effect.rank, self._beside()
+        waited = self._node.clock.now - self._pushed_at
+        patient = waited < _PATIENCE * self._node.cluster.settings.suspicion
+        return patient and any(other._in_network and other._effect.rank < rank for other in beside)
+
+    def _beside(self) -> list[Serving]:
+        """Those with a rank on the same link, if this one has one."""
+        if not self._effect.rank:
+            return []
+        servings = self._node.serving.values()
+        beside = [other for other in servings if other._effect.rank and other.receiver_host == self.receiver_host]
+        return sorted(beside, key=lambda other: other._effect.rank)
 
     def next_spans(self) -> list[Span]:
         end = min(self.position + self._effect.granule, self._segment.watermark)
@@ -170,6 +190,12 @@ class Serving:
             self.close()
         else:
             self.pump()
+            self._pump_others()
+
+    def _pump_others(self) -> None:
+        for other in self._beside():
+            if other is not self:
+                other.pump()
 
     def credit(self) -> None:
         self._uncredited -= 1
@@ -185,4 +211,5 @@ class Serving:
             self._flow.close()
             self._segment.readers.pop(self, None)
             self._node.serving.pop(self.stream, None)
+            self._pump_others()
             self._node.dispatch(ServeClosed(self.stream))

@@ -22,6 +22,7 @@ from hoplite_ucx.protocol.events import (
     PutCall,
     Receive,
     ReceiveClosed,
+    SessionLost,
     Window,
 )
 from hoplite_ucx.protocol.ids import node_id
@@ -128,7 +129,7 @@ def test_few_sources_make_stripes_and_many_do_not() -> None:
 
 def test_stripes_must_spare_more_than_their_slots_cost() -> None:
     costly = Settings(slot_cost=1e-3)
-    assert [choose_stripes(size << 20, 8, 125e6, costly) for size in (1, 8, 30, 31, 64)] == [1, 1, 1, 8, 8]
+    assert [choose_stripes(size << 20, 8, 125e6, costly) for size in (1, 8, 16, 20, 64)] == [1, 1, 1, 4, 4]
     assert choose_stripes(64 << 20, 8, 1.25e9, costly) == 1
 
 
@@ -156,6 +157,61 @@ def test_getters_stand_in_the_order_of_the_ring() -> None:
     ]
 
 
+def of_four(getters: str = "abcd") -> Allreduce:
+    """Slots cost so much that there are half as many stripes as hosts."""
+    d = Allreduce("a", "b", "c", "d", count=4, getters=getters, settings=Settings(slot_cost=5e-3))
+    d.bind_all()
+    return d
+
+
+def test_every_second_source_ends_a_chain_where_slots_cost_much() -> None:
+    d = of_four()
+    stripes = [stripe.version.ref for stripe in d.assembly_of("a").stripes]
+    trees = [d.directory.records[stripe] for stripe in stripes]
+    assert [record.slot.host.node for record in trees if record.slot and record.slot.host] == [d["a"], d["c"]]
+    broadcasts = [record.broadcast for record in trees if record.broadcast is not None]
+    senders = [{k: r.sender for k, r in b.receivers.items() if not r.into} for b in broadcasts]
+    assert senders == [
+        {d["b"]: d["a"], d["c"]: d["b"], d["d"]: d["c"]},
+        {d["d"]: d["c"], d["a"]: d["d"], d["b"]: d["a"]},
+    ]
+
+
+def test_bytes_with_a_long_way_to_go_have_the_lower_rank() -> None:
+    d = of_four()
+    first = d.assembly_of("a").stripes[0].version.ref
+    into_slots = [m.rank for name in "abcd" for m in d.said[name] if isinstance(m, Place) and m.into]
+    to_stores = [m.rank for name in "bcd" for m in d.said[name] if isinstance(m, Place) and m.version.ref == first]
+    assert sorted(into_slots) == [1, 1, 2, 2, 3, 3]  # of both stripes
+    assert to_stores == [4, 5, 6]
+
+
+def test_the_ring_waits_for_who_is_yet_to_ask() -> None:
+    d = of_four(getters="abc")
+    assert not any(isinstance(m, Assemble) for name in d.ids for m in d.said[name])
+    d.tell("d", Want(ref(TARGET)))
+    d.listen()
+    assert all(any(isinstance(m, Assemble) for m in d.said[name]) for name in d.ids)
+
+
+def test_the_ring_does_not_wait_for_long() -> None:
+    d = of_four(getters="abc")
+    d.pass_time(0.05)
+    d.listen()
+    asked = [name for name in d.ids if any(isinstance(m, Assemble) for m in d.said[name])]
+    assert asked == ["a", "b", "c"]
+    d.tell("d", Want(ref(TARGET)))  # it hangs on what is there
+    stripes = [stripe.version.ref for stripe in d.assembly_of("d").stripes]
+    assert all(d.directory.records[stripe].broadcast.receivers[d["d"]].sender for stripe in stripes)  # type: ignore[union-attr]
+
+
+def test_the_ring_does_not_wait_for_the_dead() -> None:
+    d = of_four(getters="abc")
+    d.handle(SessionLost(d["d"]))
+    d.tell("a", Want(ref(TARGET)))
+    assert d.heard_all(Assemble)
+
+
 def test_without_the_word_there_are_no_stripes() -> None:
     d = DirectoryDriver("a", "b", "c")
     for name, number in SOURCES.items():
@@ -175,6 +231,8 @@ def test_sources_that_come_one_by_one_make_a_chain() -> None:
 def test_if_nobody_gets_the_target_someone_is_asked_to() -> None:
     d = Allreduce(getters="")
     d.bind_all()
+    d.pass_time(0.05)
+    d.listen()
     asked = [name for name in d.ids if any(isinstance(m, Assemble) for m in d.said[name])]
     assert len(asked) == 1
     number = d.assembly_of(asked[0]).number
@@ -285,6 +343,7 @@ def test_another_source_changes_every_stripe_and_the_target() -> None:
     assert dropped >= {before.version, *(s.version for s in before.stripes)}
     d.tell("a", Want(ref(TARGET)))
     d.bind_all()
+    d.pass_time(0.05)
     after = d.assembly_of("a")
     assert after.version > before.version
     assert not {stripe.version for stripe in before.stripes} & {stripe.version for stripe in after.stripes}

@@ -9,7 +9,17 @@ import pytest
 
 from hoplite_ucx.transports.addresses import parse_address, socket_address
 from hoplite_ucx.transports.conformance import CHECKS, Maker
-from hoplite_ucx.transports.conformance.tools import Receiving, Serving, filled, is_filled, wait_until
+from hoplite_ucx.transports.conformance.tools import (
+    GatedSink,
+    Memory,
+    Receiving,
+    Serving,
+    endpoints,
+    filled,
+    is_filled,
+    next_key,
+    wait_until,
+)
 from hoplite_ucx.transports.errors import ViolationError
 from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking, server
 from hoplite_ucx.transports.interface import Fault, Side
@@ -24,6 +34,38 @@ SIZE = 100_000
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_conformance(check: Callable[[Maker], None]) -> None:
     check(TcpEndpoint)
+
+
+@pytest.mark.parametrize(("patience", "in_turns"), [(60.0, False), (0.0, True)])
+def test_the_lowest_rank_goes_first_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, patience: float, in_turns: bool
+) -> None:
+    monkeypatch.setattr(sending, "PATIENCE_SECONDS", patience)
+    size, granule = 16 << 20, 64 << 10
+    with endpoints(TcpEndpoint, 1, 2) as (a, b):
+        keys = {rank: next_key() for rank in (2, 1)}
+        for rank, key in keys.items():
+            Serving(a, b.node, key, filled(rank, size), size, granule=granule, rank=rank)
+        later = GatedSink(memory := Memory(bytearray(size)), size, granule)
+        second = Receiving(b, a.node, a.address, keys[2], size, granule=granule, memory=memory, sink=later)
+        wait_until(lambda: memory.watermark() == granule, "the link is open")
+        reached = []
+
+        class Sink(GatedSink):
+            def _arrived(self, watermark: int) -> None:
+                if watermark == size:  # frames of a link come one after the other
+                    reached.append(memory.watermark())
+                super()._arrived(watermark)
+
+        first_memory = Memory(bytearray(size))
+        sink = Sink(first_memory, size, granule)
+        first = Receiving(b, a.node, a.address, keys[1], size, granule=granule, memory=first_memory, sink=sink)
+        wait_until(lambda: first_memory.watermark() == granule, "both streams run")
+        for each in (later, sink) if in_turns else (sink, later):
+            each.open_to(size)
+        first.complete(1)
+        second.complete(2)
+        assert [watermark > size // 2 for watermark in reached] == [in_turns]
 
 
 @contextmanager

@@ -225,6 +225,7 @@ class Serving:
         offset: int = 0,
         granule: int = 64 << 10,
         priority: Priority = Priority.OWN,
+        rank: int = 0,
     ) -> None:
         self.key = key
         self.closes = 0
@@ -238,6 +239,7 @@ class Serving:
             size=size,
             granule=granule,
             priority=priority,
+            rank=rank,
             on_closed=self._on_closed,
         )
 

@@ -1,8 +1,9 @@
 """The sending end of a link: one thread that sends the frames of all streams which one receiver pulls.
 
-Streams with something to send and the credit for it stand in a queue, by priority and then in turns; in its turn a
-stream sends one frame. A stream that waits stands in no queue: the rise of its source's watermark, or a credit, puts it
-back. The thread sleeps only if nobody stands in a queue.
+Streams with something to send and the credit for it stand in a line. The one of the first priority and lowest rank goes
+next, equals in turns, and in its turn a stream sends one frame. Who has stood in the line for long goes before all
+others: a stream that moves nothing counts as stalled. A stream that waits for bytes or credit does not stand in it: the
+rise of its source's watermark, or a credit, puts it back. The thread sleeps only if the line is empty.
 
 The receiver opens the connection. A stream may be served before that, and outlives connections on which it was not
 opened; when none comes for a while, it is closed, and the link ends.
@@ -22,10 +23,10 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from operator import attrgetter
 
 from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, connection_broke
 from hoplite_ucx.transports.interface import LinkStatus, Priority, Side, Source, StreamKey
@@ -37,11 +38,14 @@ __all__ = ["Outgoing", "SendingLink", "may_send"]
 GRACE_SECONDS = 2.5
 # How often a busy thread looks for records of the receiver; an idle one sees them at once.
 RECORDS_SECONDS = 1e-3
+# Who has waited for its turn so long has it: some bytes of every stream between two looks of its receiver.
+PATIENCE_SECONDS = 0.25
 # Streams that a receiver may have opened and nobody has served yet.
 MAX_GRANTS = 4096
 _RECORDS_READ = 16 << 10
 
 _this_thread = threading.local()
+_order = attrgetter("order")
 
 
 def _ignore() -> None:
@@ -61,11 +65,12 @@ class Outgoing:
         "granule",
         "limit",
         "on_closed",
+        "order",
         "over",
         "position",
-        "priority",
         "queued",
         "risen",
+        "since",
         "size",
         "source",
         "stream",
@@ -78,7 +83,7 @@ class Outgoing:
         offset: int,
         size: int,
         granule: int,
-        priority: Priority,
+        order: tuple[Priority, int],
         on_closed: Callable[[], None],
     ) -> None:
         self.stream = stream
@@ -86,11 +91,12 @@ class Outgoing:
         self.position = offset
         self.size = size
         self.granule = granule
-        self.priority = priority
+        self.order = order
         self.on_closed = on_closed
         self.channel = 0  # none yet
         self.limit = 0
         self.queued = False
+        self.since = 0.0  # when it began to stand in the line
         self.over = False
         self.risen: Callable[[], None] = _ignore
 
@@ -107,7 +113,7 @@ class SendingLink:
         self._channels: dict[int, Outgoing] = {}
         self._grants: dict[StreamKey, tuple[int, int]] = {}  # opened by the receiver and not served yet: channel, limit
         self._ungranted: dict[int, StreamKey] = {}  # the same by channel
-        self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in Priority)
+        self._line: list[Outgoing] = []
         self._sending: Outgoing | None = None
         self._unfinished: tuple[bytes, memoryview, int] | None = None  # header, bytes, how much is sent: of `_sending`
         self._turn = threading.Lock()
@@ -214,7 +220,7 @@ class SendingLink:
         with self._lock:
             sock = self._sock
             gone = sock is None or self._closed or self._next_sock is not None
-            if gone or any(self._queues) or self._sending is not None or outgoing.over or not outgoing.channel:
+            if gone or self._line or self._sending is not None or outgoing.over or not outgoing.channel:
                 return False
             self._sending = outgoing
         assert sock is not None
@@ -245,7 +251,8 @@ class SendingLink:
     def _enqueue(self, outgoing: Outgoing) -> None:
         if not (outgoing.queued or outgoing.over) and outgoing.channel:
             outgoing.queued = True
-            self._queues[outgoing.priority].append(outgoing)
+            outgoing.since = time.monotonic()
+            self._line.append(outgoing)
             self._wake_up()
 
     def _wake_up(self) -> None:
@@ -312,7 +319,7 @@ class SendingLink:
                 records_at = now + RECORDS_SECONDS
             if self._unfinished is not None:
                 self._finish(sock, *self._unfinished)
-            if (outgoing := self._take_turn()) is None:
+            if (outgoing := self._take_turn(now)) is None:
                 self._sleep()
                 records_at = 0.0
                 continue
@@ -335,15 +342,17 @@ class SendingLink:
         self._count(outgoing, window.nbytes)
         self._end_turn(outgoing, again=True)
 
-    def _take_turn(self) -> Outgoing | None:
+    def _take_turn(self, now: float) -> Outgoing | None:
         with self._lock:
-            for queue in self._queues:
-                while queue:
-                    outgoing = queue.popleft()
-                    outgoing.queued = False
-                    if not outgoing.over:
-                        self._sending = outgoing
-                        return outgoing
+            while self._line:
+                outgoing = self._line[0]
+                if now - outgoing.since < PATIENCE_SECONDS and len(self._line) > 1:
+                    outgoing = min(self._line, key=_order)  # of equals, who came first
+                self._line.remove(outgoing)
+                outgoing.queued = False
+                if not outgoing.over:
+                    self._sending = outgoing
+                    return outgoing
         return None
 
     def _end_turn(self, outgoing: Outgoing, *, again: bool) -> None:
@@ -362,7 +371,7 @@ class SendingLink:
 
     def _sleep(self) -> None:
         with self._lock:
-            if any(self._queues) or self._closed or self._next_sock is not None:
+            if self._line or self._closed or self._next_sock is not None:
                 return
             self._asleep = True
         self._turn.release()
@@ -482,8 +491,7 @@ class SendingLink:
                 self._remove(outgoing)
             self._grants.clear()
             self._ungranted.clear()
-            for queue in self._queues:
-                queue.clear()
+            self._line.clear()
             self._records = b""
             self._grace = time.monotonic() + (GRACE_SECONDS if self._serving else 0.0)
             expected = self._closed or self._next_sock is not None or not carried

@@ -102,10 +102,11 @@ class TcpTransport(Transport):
         size: int,
         granule: int,
         priority: Priority,
+        rank: int = 0,
         on_closed: ServeClosed,
     ) -> None:
         check_stream(stream, offset, size, granule)
-        outgoing = Outgoing(stream, source, offset, size, granule, priority, on_closed)
+        outgoing = Outgoing(stream, source, offset, size, granule, (priority, rank), on_closed)
         while offset < size:
             with self._links.lock:
                 if self._closed:

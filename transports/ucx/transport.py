@@ -134,6 +134,7 @@ class UcxTransport(Transport):
         size: int,
         granule: int,
         priority: Priority,
+        rank: int = 0,  # noqa: ARG002  # streams of one priority go in turns here
         on_closed: ServeClosed,
     ) -> None:
         check_stream(stream, offset, size, granule)

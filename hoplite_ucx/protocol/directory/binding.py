@@ -243,6 +243,8 @@ class Binding(Hosts, ABC):
             target = self._objects.record(root.ref).broadcast
             assert target is not None
             target.stripes = tuple(Stripe(version, size) for version, size in sizes)
+            target.company = frozenset(self.ring())
+            target.company_until = self._world.now + self._patience()
             self._objects.look_at(root.ref)  # who waits is served when the event is over
             if self.record.waiting:
                 return
@@ -257,6 +259,10 @@ class Binding(Hosts, ABC):
         self._objects.involve(self.record, host)
         target.want(host)
         self._objects.look_at(root.ref)
+
+    def _patience(self) -> float:
+        """How long those who will get the target are waited for. It costs nothing: the links are busy combining."""
+        return min(self._world.settings.regroup, self._size / self._objects.members.bandwidth() / 4)
 
     def assembler_declined(self, root: Slot, node: NodeId) -> None:
         root.refused[node] = self._world.now + REFUSED_FOR

@@ -69,6 +69,8 @@ class Receiver:
     sender: NodeId | None = None
     begun: float | None = None
     """When it was placed, if its stream is one for all of the bytes."""
+    behind: NodeId | None = None
+    """Whom it is placed behind at first, if that can be."""
     adopted_from: tuple[NodeId, float] | None = None
     """Of an adopted one: its sender, and the rate that its stream was planned with."""
     shunned: dict[NodeId, Shunned] = field(default_factory=dict)
@@ -101,6 +103,11 @@ class Broadcast:
         """What the object can be put together from, while that can be had."""
         self.whole = size
         """Of a stripe, the size of all: while a granule of one is on its way, the others fill the links."""
+        self.hops = 0
+        """Of a slot of a stripe: how many hosts its bytes have come through when they leave its host."""
+        self.company: frozenset[NodeId] = frozenset()
+        self.company_until = -math.inf
+        """Of a striped target: who will probably ask for it, and until when they are waited for."""
         self.origin: Origin | None = None
         """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
@@ -276,12 +283,12 @@ class Broadcast:
         assert self.inline is not None
         self._world.send(member.node, Inline(self.version, self.layout, self.inline, into))
 
-    def want(self, member: Member, watermark: int = 0, into: bytes = NO_SLOT) -> None:
+    def want(self, member: Member, watermark: int = 0, into: bytes = NO_SLOT, *, behind: NodeId | None = None) -> None:
         key = receiver_key(member.node, into)
         if key in self.receivers:
             return
         self._orders += 1
-        receiver = Receiver(key, member, into, self._orders, watermark=watermark)
+        receiver = Receiver(key, member, into, self._orders, watermark=watermark, behind=behind)
         self.receivers[key] = self._waiting[key] = receiver
 
     def unwant(self, node: NodeId) -> None:
@@ -447,8 +454,12 @@ class Broadcast:
 
     def assemble(self) -> list[Member]:
         """While nobody has all of it, let everyone who waits put it together from its stripes. Who begins is returned:
-        each of them must be sent the stripes."""
+        each of them must be sent the stripes. They begin together if they can: who is missing in the ring when it is
+        laid hangs on it later, and a link then carries twice what the others do."""
         if self.copies or not self.stripes:
+            return []
+        if self._world.now < self.company_until and any(self._is_awaited(node) for node in self.company):
+            self._world.timers.set_if_absent(("place", self.version.ref), self.company_until)
             return []
         begun = []
         for receiver in sorted(self._waiting.values(), key=lambda receiver: receiver.order):
@@ -465,6 +476,10 @@ class Broadcast:
             self._world.send(member.node, Assemble(self.version, receiver.number, *form, self.sealed, self.origin))
             begun.append(member)
         return begun
+
+    def _is_awaited(self, node: NodeId) -> bool:
+        member = self._members.get(node)
+        return member is not None and member.usable() and node not in self.receivers
 
     def choose_sender(self, receiver: Receiver) -> Plan | None:
         node = receiver.member.node
@@ -486,7 +501,11 @@ class Broadcast:
                 return False
             return not has_children or self._is_rooted(sender, node)
 
-        return self.pool.choose(receiver.member.nic, self.size - receiver.watermark, now, acceptable)
+        behind, receiver.behind = receiver.behind, None
+        remaining = self.size - receiver.watermark
+        if behind is not None and behind in self.pool.locations and acceptable(behind):
+            return self.pool.plan(behind, receiver.member.nic, remaining, now)
+        return self.pool.choose(receiver.member.nic, remaining, now, acceptable)
 
     def _choose_granule(self) -> int:
         """The tree may come to span the cluster as it is now; a granule for that depth costs shallow trees nothing. Nor
@@ -529,6 +548,7 @@ class Broadcast:
                 self.sealed,
                 self.origin,
                 receiver.into,
+                self.hops + self.pool.locations[plan.sender].depth if self.hops else 0,
             ),
         )
 

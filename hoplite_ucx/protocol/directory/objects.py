@@ -201,6 +201,7 @@ class Objects:
         record.broadcast = self._broadcast_type(self.world, self.members, version, size, layout, rate)
         record.broadcast.counted = not record.is_stripe()
         record.broadcast.whole = whole
+        record.broadcast.hops = record.slot.height if record.slot is not None and record.is_stripe() else 0
         record.broadcast.sealed = False
         return version
 

@@ -224,8 +224,9 @@ class Reduction(Binding):
             self.chosen[ref] = self._objects.version_of(ref)
             batch.setdefault(self._home_of(ref), []).append(ref)
             self._world.tell(self.record.ref, "chose {} as {} of {}", short(ref), len(self.chosen), self.spec.count)
-        if not chosen_before and len(batch) == self.spec.count and self._wants_stripes():
-            self._lay_stripes([(refs[0], node) for node, refs in batch.items()])
+        each_alone = not chosen_before and len(batch) == self.spec.count
+        if each_alone and (count := self._choose_stripes()) > 1:
+            self._lay_stripes([(refs[0], node) for node, refs in batch.items()], count)
         else:
             self._add_groups(batch)
 

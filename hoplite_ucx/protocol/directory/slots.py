@@ -145,22 +145,24 @@ class Slots:
 
     # --- stripes -------------------------------------------------------------------------------------------------
 
-    def _wants_stripes(self) -> bool:
-        """Whether it pays, and all sources are there: complete, decided, and not so small that they live here."""
+    def _choose_stripes(self) -> int:
+        """More than one if it pays, and all sources are there: complete, decided, and not so small that they live
+        here."""
         if self._no_stripes or not all(
             self._objects.has_copy(ref)
             and not self._objects.is_undecided(ref)
             and self._objects.inline_of(ref, version) is None
             for ref, version in self.chosen.items()
         ):
-            return False
+            return 1
         bandwidth = self._objects.members.bandwidth()
-        return choose_stripes(self._size, self.spec.count, bandwidth, self._world.settings) > 1
+        return choose_stripes(self._size, self.spec.count, bandwidth, self._world.settings)
 
-    def _lay_stripes(self, ring: list[tuple[bytes, NodeId]]) -> None:
-        """As many chains as there are sources, each along the same ring and each with another end."""
+    def _lay_stripes(self, ring: list[tuple[bytes, NodeId]], count: int) -> None:
+        """A chain for every stripe, each along the same ring; their ends are spread over it."""
         root = self._add_slot(Slot(self.record.ref, [], 0, ring[0][1], gathers=True))
-        for last, cut in enumerate(stripes.cuts(self._size, len(ring))):
+        for index, cut in enumerate(stripes.cuts(self._size, count)):
+            last = index * len(ring) // count
             below: Slot | None = None
             for source, node in ring[last + 1 :] + ring[: last + 1]:
                 parts, height = ([source, below.ref], below.height + 1) if below is not None else ([source], 1)
@@ -173,3 +175,12 @@ class Slots:
             root.parts.append(below.ref)
         self.root = root
         self._world.tell(self.record.ref, "laid in {} stripes", len(root.parts))
+
+    def ring(self) -> list[NodeId]:
+        """Where the sources of a striped target are, in the order of its chains."""
+        nodes: list[NodeId] = []
+        slot = self.slots.get(self.root.parts[0]) if self.root is not None and self.root.gathers else None
+        while slot is not None:
+            nodes.append(slot.prefers)
+            slot = self.slots.get(slot.parts[-1])
+        return nodes[::-1]

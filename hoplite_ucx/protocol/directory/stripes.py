@@ -41,15 +41,17 @@ def assemble(objects: Objects, record: Record) -> None:
     members = target.assemble() if target is not None else []
     if target is None or not members:
         return
-    trees = [_tree_of(objects, stripe) for stripe in target.stripes]
-    seats = {node: seat for seat, tree in enumerate(trees) for node in _roots_of(tree)}
-    for seat, tree in enumerate(trees):
-        output = objects.records[tree.version.ref]
-        distance = {node: (other - seat) % len(trees) for node, other in seats.items()}
-        for member in sorted(members, key=lambda member: distance.get(member.node, len(trees))):
+    seats = {node: seat for seat, node in enumerate(record.reduction.ring() if record.reduction is not None else ())}
+    for stripe in target.stripes:
+        output, tree = objects.records[stripe.version.ref], _tree_of(objects, stripe)
+        end = seats.get(output.slot.prefers, 0) if output.slot is not None else 0
+        distance = {node: (seat - end) % len(seats) for node, seat in seats.items()}
+        behind = None if tree.getters() else tree.producer  # who comes late is placed like anyone
+        for member in sorted(members, key=lambda member: distance.get(member.node, len(seats))):
             if tree.producer != member.node and member.node not in tree.copies:
                 objects.involve(output, member)
-                tree.want(member)
+                tree.want(member, behind=behind)
+                behind = member.node
         objects.place(output)
 
 
@@ -116,7 +118,3 @@ def _tree_of(objects: Objects, stripe: Stripe) -> Broadcast:
     tree = objects.records[stripe.version.ref].broadcast
     assert tree is not None
     return tree
-
-
-def _roots_of(tree: Broadcast) -> list[int]:
-    return [*tree.copies, *([] if tree.producer is None else [tree.producer])]

@@ -488,6 +488,7 @@ class Fetching:
                 placement.granule,
                 placement.rate,
                 for_slot=bool(fetch.into or fetch.whole),
+                rank=placement.rank,
             ),
         )
 

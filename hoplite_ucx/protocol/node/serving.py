@@ -167,7 +167,8 @@ class Serving:
             self._context.tell(
                 holding.ref, "serves {} to {} from {}", holding.version, label(outgoing.peer), request.offset
             )
-            self._context.emit(Serve(request.stream, holding.segment, request.offset, holding.size, request.granule))
+            form = (request.offset, holding.size, request.granule, request.rank)
+            self._context.emit(Serve(request.stream, holding.segment, *form))
 
     def _refuse(self, outgoing: Outgoing, fault: StreamFault) -> None:
         if outgoing.turn is not Turn.CLOSING:
