@@ -129,7 +129,7 @@ def test_only_a_source_that_stands_in_mid_piece_costs_more_than_a_message(
     with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
         source = Memory(bytearray(pattern(1, 0, size)))
         Serving(a, 2, KEY, source, size)
-        incoming = Receiving(b, 1, a.address, KEY, size, granule=4096 // receiving.GRANULES)
+        incoming = Receiving(b, 1, a.address, KEY, size, granule=4096)
         for rise in rises:
             source.rise(rise)
             wait_until(lambda: incoming.memory.watermark() == source.watermark(), "the rise arrives")
@@ -140,7 +140,7 @@ def test_only_a_source_that_stands_in_mid_piece_costs_more_than_a_message(
 
 def test_a_granule_that_is_tiny_does_not_pull_more_than_the_sender_lets_wait() -> None:
     granule = 256
-    size = (sending.MAX_PULLS + 1000) * granule * receiving.GRANULES
+    size = (sending.MAX_PULLS + 1000) * granule
     with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
         source = Memory(bytearray(pattern(1, 0, size)))
         Serving(a, 2, KEY, source, size)

@@ -37,6 +37,8 @@ IDLE_SECONDS = 60.0
 GRANULES = 2
 """Of these is a chunk. A message of UCX costs so much more than a frame over TCP that twice the wait for it in each hop
 is the lesser evil: with one, a chain of eight hosts took 1.14 times as long as over TCP, with two 1.05."""
+BULK = 32 << 10
+"""A stream with a smaller granule is there for its round trips: a chunk is then one, so that each rise is a message."""
 # What of a stream is pulled ahead: this many bytes, but so many pieces at least and at most. It is more than the sender
 # has under way at a time, so that it never waits for a pull: they come late on a machine that has other things to do.
 AHEAD_BYTES = 16 << 20
@@ -67,7 +69,7 @@ class Incoming:
         self.sink = sink
         self.received = self.requested = offset
         self.size = size
-        self.chunk = min(GRANULES * granule, MAX_GRANULE)
+        self.chunk = min(GRANULES * granule, MAX_GRANULE) if granule >= BULK else granule
         self.ahead = min(max(LEAST_AHEAD, AHEAD_BYTES // self.chunk), MOST_AHEAD)
         self.on_closed = on_closed
         self.link: ReceivingLink | None = None

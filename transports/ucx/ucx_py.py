@@ -1,8 +1,8 @@
 """UCX through ucx-py (`ucp`), the predecessor of ucxx, for machines that have only that. A thin cover, nothing more.
 
-**It has never run on a real ucx-py.** ucx-py ended with release 0.45 and cannot be installed where this was written, so
-it follows that release's source, and its test drives a made-up module with the same calls. Where ucxx is installed,
-ucxx is used.
+**It has never run on a real ucx-py.** ucx-py ended with release 0.45 and could not be installed where this was written
+(its package is a stub that fetches the wheel from elsewhere), so it follows that release's source, and its test drives
+a made-up module with the same calls. Where ucxx is installed, ucxx is used.
 
 What differs below: transfers report by a callback instead of being asked; a send that is complete at once gives no
 request; the worker's descriptor is ours to close; closing an endpoint flushes it first and waits for that, so closing
