@@ -60,9 +60,9 @@ def check_sender_killed(make: Maker) -> None:
 def check_receiver_killed(make: Maker) -> None:
     """Its streams close, and others go on."""
     with endpoints(make, 1, 2) as (a, b), start_process(make, 9) as process:
-        key = next_key()
+        key, source = next_key(), filled(2, _SIZE, watermark=_SIZE // 2)
         process.receive(a.node, a.address, key, _SIZE, granule=_MIB)
-        outgoing = Serving(a, process.node, key, filled(2, _SIZE, watermark=_SIZE // 2), _SIZE, granule=_MIB)
+        outgoing = Serving(a, process.node, key, source, _SIZE, granule=_MIB)
         wait_until(lambda: outgoing.position > 0, "the stream runs")
         process.kill()
         outgoing.wait(5)

@@ -67,9 +67,9 @@ class LazySink:
 
 
 def _pair(sender: Endpoint, receiver: Endpoint, size: int, seed: int, granule: int) -> tuple[Serving, Receiving]:
-    key = next_key()
+    key, source = next_key(), filled(seed, size)
     incoming = Receiving(receiver, sender.node, sender.address, key, size, granule=granule)
-    return Serving(sender, receiver.node, key, filled(seed, size), size, granule=granule), incoming
+    return Serving(sender, receiver.node, key, source, size, granule=granule), incoming
 
 
 def check_order(make: Maker) -> None:

@@ -123,6 +123,8 @@ def pattern(seed: int, start: int, end: int) -> bytes:
 
 
 def filled(seed: int, size: int, watermark: int | None = None) -> Memory:
+    """Make it before anybody connects: a large one keeps this process's other threads out, on a busy machine for longer
+    than a handshake may take."""
     return Memory(bytearray(pattern(seed, 0, size)), size if watermark is None else watermark)
 
 
