@@ -40,6 +40,8 @@ class BarePeers:
         self._arguments = operation, size
         self._patience = patience
         self._peers: list[LineProcess] = []
+        self.processor: list[float] = []
+        """The processor time of each rank in the last round."""
 
     def __enter__(self) -> Self:
         operation, size = self._arguments
@@ -76,7 +78,8 @@ class BarePeers:
         for peer, clock in zip(self._peers, clocks, strict=True):
             peer.tell(repr(start + clock.ahead))
         told = [peer.line(deadline).split() for peer in self._peers]
-        return Round(max(float(seconds) for seconds, _ in told), sum(float(used) for _, used in told))
+        self.processor = [float(used) for _, used in told]
+        return Round(max(float(seconds) for seconds, _ in told), sum(self.processor))
 
 
 def measure_bare(

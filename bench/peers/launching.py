@@ -47,8 +47,16 @@ _PIPELINED = {
     "btl_tcp_rndv_eager_limit": _EAGER,
     "btl_tcp_max_send_size": _EAGER,
 }
-# Its first argument is the host name that the rest of the command line sees.
-_NAMED = """unshare --uts sh -c 'hostname "$0" && exec "$@"'"""
+# Its first argument is the host name that the rest of its command line sees. It knows the other hosts by their names
+# and asks nobody for others: nobody would answer, and who asks for its own name, as Ray does, would wait for that.
+_MACHINE = """
+set -e
+hostname "$1"
+mount --bind {folder}/names /etc/hosts
+mount --bind /dev/null /etc/resolv.conf
+shift
+exec "$@"
+"""
 _PATIENCE = 60.0
 
 
@@ -75,15 +83,25 @@ class _Stage:
         beside = Path(self.python).with_name(name)
         return str(beside) if beside.exists() else name
 
+    def machine(self, name: str) -> list[str]:
+        """What comes before a command line that is to run on a machine of this name."""
+        return ["unshare", "--uts", "--mount", "sh", str(self.folder / "machine"), name]
+
+    def prepare(self) -> None:
+        names = [f"{host.address} host-{host.index}\n" for host in self.hosts]
+        (self.folder / "names").write_text("".join(["127.0.0.1 localhost\n", *names]))
+        (self.folder / "machine").write_text(_MACHINE.format(folder=self.folder))
+
     def lead(self, command: list[str], name: str) -> LineProcess:
         """The process on host 0 that tells how the rounds went."""
         log = self.stack.enter_context((self.folder / "leader").open("w+b"))
-        leader = LineProcess(self.hosts[0], command, name, log=log)
+        leader = LineProcess(self.hosts[0], [*self.machine("host-0"), *command], name, log=log)
         self.stack.callback(leader.close)
         return leader
 
     def start(self, host: Host, command: list[str]) -> None:
         with (self.folder / f"host-{host.index}").open("ab") as log:
+            command = [*self.machine(f"host-{host.index}"), *command]
             host.popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
@@ -103,11 +121,11 @@ def _openmpi(stage: _Stage, settings: dict[str, str]) -> LineProcess:
     (stage.folder / "hosts").write_text("".join(f"{host.address} slots=1\n" for host in stage.hosts))
     agent = stage.folder / "agent"
     places = "".join(f"{host.address}) namespace={host.namespace} name=host-{host.index};;\n" for host in stage.hosts)
-    nsenter = stage.hosts[0].command([])[0]
+    nsenter, machine = stage.hosts[0].command([])[0], " ".join(stage.machine("$name"))
     agent.write_text(
         '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
         f"case $host in\n{places}esac\n"
-        f'exec {nsenter} --net=$namespace -- {_NAMED} $name sh -c "$*"\n'
+        f'exec {nsenter} --net=$namespace -- {machine} sh -c "$*"\n'
     )
     agent.chmod(0o700)
     options = {
@@ -118,7 +136,6 @@ def _openmpi(stage: _Stage, settings: dict[str, str]) -> LineProcess:
         **settings,
     }
     command = [
-        *shlex.split(_NAMED), "host-0",
         stage.tool("mpirun"), "--allow-run-as-root", "--hostfile", str(stage.folder / "hosts"),
         "-np", str(len(stage.hosts)), "--map-by", "node", "--bind-to", "none",
         "--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "prte_if_include", "eth0",
@@ -138,13 +155,13 @@ def _ray(stage: _Stage) -> LineProcess:
     def node(host: Host, options: str, then: str = "") -> list[str]:
         script = stage.folder / f"node-{host.index}"
         script.write_text(
-            f"set -e\nhostname host-{host.index}\nmount -t tmpfs tmpfs {folder}\n"
+            f"set -e\nmount -t tmpfs tmpfs {folder}\n"
             f"mount -t tmpfs -o size={2 * store} tmpfs /dev/shm\n"
             "export RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1\n"
             f"{stage.tool('ray')} start --node-ip-address {host.address} --num-cpus 1 --object-store-memory {store} "
             f"--disable-usage-stats {options} >&2\n{then}"
         )
-        return ["unshare", "--uts", "--mount", "sh", str(script)]
+        return ["sh", str(script)]
 
     program = shlex.join(stage.program("ray", *(host.address for host in stage.hosts)))
     options = f"--head --port 6379 --include-dashboard=false --temp-dir={folder}"
@@ -234,7 +251,9 @@ def running(name: str, cluster: Cluster, cells: Sequence[Cell]) -> Iterator[Line
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
-            yield PEERS[name].launch(_Stage(cluster.hosts, cells, folder, python_of_peers(), stack))
+            stage = _Stage(cluster.hosts, cells, folder, python_of_peers(), stack)
+            stage.prepare()
+            yield PEERS[name].launch(stage)
         finally:
             if not keeper.kill_all(cluster.mark, inodes, spared={os.getpid(), cluster.keeper_pid}):
                 raise PeerError(f"some processes of {PEERS[name].title} cannot be killed")

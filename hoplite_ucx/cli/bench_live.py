@@ -7,6 +7,7 @@ Every command makes its own hosts, directory, agents and workers, and takes them
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from hoplite_ucx.bench.comparison import measure_beside
 from hoplite_ucx.bench.latency import measure_latencies
 from hoplite_ucx.bench.peers.launching import PEERS
 from hoplite_ucx.bench.real import measure_on_machines
+from hoplite_ucx.bench.relay import measure_relay
 from hoplite_ucx.bench.timing import Measurement, progress_bar
 from hoplite_ucx.cli.measures import (
     RATE,
@@ -68,6 +70,7 @@ Ssh = Annotated[str, typer.Option(help="The ssh command for those, with options:
 
 _HOSTS = 8
 _RATE = 125e6
+_128_MIB: int = "128MiB"  # type: ignore[assignment]
 _GIB: int = "1GiB"  # type: ignore[assignment]
 _LARGE: int = "5GiB"  # type: ignore[assignment]
 _FAST: float = "10gbit"  # type: ignore[assignment]
@@ -77,7 +80,7 @@ _ARRIVALS = "puts are 0.1 s apart; time counts from the moment of the last put, 
 def add_to(app: typer.Typer) -> None:
     for operation, what in _OPERATIONS.items():
         app.command(operation, help=what)(_command_for(operation))
-    for command in (rtt, onehost, burner, large, small):
+    for command in (rtt, relay, onehost, burner, large, small):
         app.command()(command)
 
 
@@ -227,6 +230,19 @@ def small(
 
 
 # --- what a host must bear --------------------------------------------------------------------------------------
+
+
+def relay(size: Size = _128_MIB, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False) -> None:
+    """Processor time of the host in the middle of a chain of three, beside a bare forwarder."""
+    with refusals(), progress_bar("relay", 2 * (repeat + 1), quiet=as_json) as advance:
+        cost = measure_relay(size=size, rate=rate, repeat=repeat, advance=advance)
+    if as_json:
+        typer.echo(cost.json_line())
+        return
+    for what, runs in (("relay's agent", cost.relay), ("bare forwarder", cost.bare)):
+        median, fastest, slowest = (1e9 * each for each in (statistics.median(runs), min(runs), max(runs)))
+        typer.echo(f"{what:14}  {median:.3f} ns a byte ({fastest:.3f} to {slowest:.3f})")
+    typer.echo(f"{format_size(size)} passed on at {format_bandwidth(rate)}: {cost.ratio:.2f} × the bare forwarder")
 
 
 def onehost(
