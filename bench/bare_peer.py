@@ -32,6 +32,8 @@ PORT = 7601
 # that calls are few.
 CHUNK = 128 << 10
 ECHOES = 200
+_FEWEST_ECHOES = 3
+_ECHOED = 64 << 20  # of large ones, so many bytes a round
 _PATIENCE = 60.0
 
 
@@ -210,10 +212,11 @@ def echo(peer: Peer) -> Operation:
     """Round trips between 0 and 1; a round is as many as it takes for a steady median, which 0 reports."""
     connection = peer.accept() if peer.rank == 1 else peer.connect(1)
     memory = peer.bytes
+    echoes = max(_FEWEST_ECHOES, min(ECHOES, _ECHOED // len(memory)))
 
     def run() -> None:
         trips = []
-        for _ in range(ECHOES):
+        for _ in range(echoes):
             began = time.monotonic()
             if peer.rank == 0:
                 connection.sendall(memory)

@@ -13,20 +13,25 @@ from typing import Any
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.records import Figure
 
-__all__ = ["draw", "save"]
+__all__ = ["draw", "load_pyplot", "name_size", "save"]
 
 _COLUMNS = 3
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
-def draw(figures: Sequence[Figure], title: str) -> Any:
-    """A matplotlib figure; whoever asked for it closes it."""
+def load_pyplot() -> Any:
+    """matplotlib, or a clear word that it is missing."""
     try:
         matplotlib = importlib.import_module("matplotlib")
         matplotlib.use("Agg")
-        pyplot: Any = importlib.import_module("matplotlib.pyplot")
+        return importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
         raise PeerError(f"plots need matplotlib ({error}): pip install 'hoplite-ucx[bench]'") from error
+
+
+def draw(figures: Sequence[Figure], title: str) -> Any:
+    """A matplotlib figure; whoever asked for it closes it."""
+    pyplot = load_pyplot()
     panels = list(dict.fromkeys((figure.operation, figure.hosts) for figure in figures))
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
@@ -79,14 +84,14 @@ def _draw_panel(axis: Any, figures: Sequence[Figure], subjects: Sequence[str]) -
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     sizes = sorted({each.size for each in figures})
-    axis.set_xticks(sizes, [_size(size) for size in sizes])
+    axis.set_xticks(sizes, [name_size(size) for size in sizes])
     axis.minorticks_off()
     axis.set_xlabel("size of each object")
     axis.set_ylabel("seconds")
     axis.grid(alpha=0.3)
 
 
-def _size(size: int) -> str:
+def name_size(size: int) -> str:
     unit = 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size // 1024, unit + 1

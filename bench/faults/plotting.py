@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hoplite_ucx.bench.faults.recording import Record, kind_of
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.plotting import load_pyplot
 
 __all__ = ["plot"]
 
@@ -22,12 +20,7 @@ _SHORTEST = 1e-3
 
 def plot(records: Sequence[Record], title: str, path: Path) -> list[Path]:
     """Draw it twice, as PNG and as SVG, beside each other; returns where."""
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-        matplotlib.use("Agg")
-        pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise PeerError(f"plots need matplotlib ({error}): pip install 'hoplite-ucx[bench]'") from error
+    pyplot = load_pyplot()
     kinds = sorted({kind_of(record) for record in records if "fault" in record})
     figure, axes = pyplot.subplots(1, len(_PANELS), figsize=(13, 1.2 + 0.32 * len(kinds)), sharey=True, sharex=True)
     for axis, (field, name) in zip(axes, _PANELS.items(), strict=True):

@@ -77,6 +77,20 @@ class Worker:
 
         return _timed(at, work)
 
+    def answer(
+        self, question: str, ref: str, size: int, seed: int, seconds: float = 0.0, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """A task that needs an object, takes so long, and leaves another one."""
+        array = np.empty(size // 4, np.float32)
+        fill(array, [seed])
+
+        def work() -> None:
+            hoplite.get(_ref(question), timeout=timeout)
+            time.sleep(seconds)
+            hoplite.put(array, ref=_ref(ref), timeout=timeout)
+
+        return _timed(0.0, work)
+
     def reduce(
         self, ref: str, sources: list[str], count: int, everywhere: bool, at: float = 0.0, timeout: float = 30.0
     ) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from hoplite_ucx.cli import (
     bench_fuzz,
     bench_links,
     bench_live,
+    bench_paper,
     bench_peers,
     bench_results,
     bench_scale,
@@ -43,6 +44,7 @@ app.command()(bench_peers.peers)
 bench_results.add_to(app)
 app.command()(bench_breaks.breaks)
 app.command()(bench_scale.scale)
+app.command()(bench_paper.paper)
 
 Name = Annotated[str | None, typer.Option(help="The cluster's name; needed only if there are several.")]
 

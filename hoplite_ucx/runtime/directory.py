@@ -58,9 +58,12 @@ _SLOT_COST = 0.5e-3
 
 
 class DirectoryServer:
+    directory_machine = Directory
+    """Measurements may lay trees in another way."""
+
     def __init__(self, cluster: str, token: bytes, settings: Settings | None = None, tls: Tls | None = None) -> None:
         incarnation = time.time_ns() // 1_000_000
-        self.machine = Directory(incarnation, cluster, settings or Settings(slot_cost=_SLOT_COST))
+        self.machine = self.directory_machine(incarnation, cluster, settings or Settings(slot_cost=_SLOT_COST))
         info = lookups.encode_incarnation(incarnation)
         self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), info, tls=tls)
         self._sessions: dict[NodeId, Session] = {}

@@ -87,14 +87,20 @@ STATIC_REDUCTIONS = {"chain": 1, "2-ary": 2, "3-ary": 3, "4-ary": 4, "8-ary": 8,
 """How many terms each slot takes."""
 
 
-def reducing_cluster(degree: int) -> type[VirtualCluster]:
-    """A virtual cluster whose reductions are all laid with this degree."""
+def reducing_directory(degree: int) -> type[Directory]:
+    """A directory whose reductions are all laid with this degree."""
 
     class StaticDirectory(Directory):
         reduction_type = _reduction(degree)
 
+    return StaticDirectory
+
+
+def reducing_cluster(degree: int) -> type[VirtualCluster]:
+    """A virtual cluster with such a directory."""
+
     class StaticCluster(VirtualCluster):
-        directory_machine = StaticDirectory
+        directory_machine = reducing_directory(degree)
 
     return StaticCluster
 
