@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from hoplite_ucx.bench.cluster import Cluster
 from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.opening import Opened
 from hoplite_ucx.bench.places import Place
 from hoplite_ucx.bench.timing import LIMITS, Measurement, Round, limit_seconds, measure
 
@@ -26,7 +26,7 @@ _PATIENCE = 60.0
 _LARGEST = 1 << 30  # one call takes all of it, and a gather has it n times
 
 
-class BarePeers:
+class BarePeers(Opened):
     """A process in each of the hosts, connected as the operation needs it, until the `with` block ends."""
 
     def __init__(self, hosts: Sequence[Place], operation: str, size: int, patience: float = _PATIENCE) -> None:
@@ -43,23 +43,13 @@ class BarePeers:
         self.processor: list[float] = []
         """The processor time of each rank in the last round."""
 
-    def __enter__(self) -> Self:
+    def _open(self) -> None:
         operation, size = self._arguments
         addresses = [host.address for host in self._hosts]
-        try:
-            for rank, host in enumerate(self._hosts):
-                # As a file, not as a module of the package, of which it needs nothing.
-                command = [*host.python, f"{host.folder}/bare_peer.py", operation, str(rank), str(size), *addresses]
-                self._peers.append(LineProcess(host, command, f"rank {rank} of the bare {operation}"))
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        for rank, host in enumerate(self._hosts):
+            # As a file, not as a module of the package, of which it needs nothing.
+            command = [*host.python, f"{host.folder}/bare_peer.py", operation, str(rank), str(size), *addresses]
+            self._peers.append(LineProcess(host, command, f"rank {rank} of the bare {operation}"))
 
     def close(self) -> None:
         for peer in self._peers:

@@ -29,11 +29,11 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from ipaddress import IPv4Network
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from hoplite_ucx.bench import keeper
 from hoplite_ucx.bench.keeper import Record
+from hoplite_ucx.bench.opening import Opened
 from hoplite_ucx.bench.places import LocalPlace
 
 __all__ = [
@@ -125,7 +125,7 @@ class Host(LocalPlace):
         return done
 
 
-class Cluster:
+class Cluster(Opened):
     """`hosts` machines on one switch, each with `rate` bytes per second in and as many out; None is unshaped."""
 
     def __init__(self, hosts: int = 8, rate: float | None = 125e6, name: str | None = None) -> None:
@@ -184,19 +184,9 @@ class Cluster:
         cluster._adopt(record)
         return cluster
 
-    def __enter__(self) -> Self:
-        try:
-            if not self._is_up:
-                self._up()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _open(self) -> None:
+        if not self._is_up:
+            self._up()
 
     def _up(self) -> None:
         """Make namespaces and links; 8 hosts take about a fifth of a second."""

@@ -16,10 +16,11 @@ import secrets
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.opening import Opened
 from hoplite_ucx.bench.places import Clock, Place
 from hoplite_ucx.bench.timing import Round
 from hoplite_ucx.errors import HopliteError
@@ -40,7 +41,7 @@ _PATIENCE = 150.0
 _START_SECONDS = 45.0  # all start at the same time, and perhaps on few processors or far away
 
 
-class LiveCluster:
+class LiveCluster(Opened):
     """`memory` limits the store of every host, or of each. `workers` says on which host each worker is; one on every
     host, in order, if it is not given. `links` is the configuration of the links of every host's agent, or of each, as
     variables over this process's own. A host that is given several times has several agents."""
@@ -65,20 +66,7 @@ class LiveCluster:
 
     # --- its life ----------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _start(self) -> None:
+    def _open(self) -> None:
         token = secrets.token_hex(16).encode()
         # All at once, since what takes time is loading; each then waits for its task.
         directory = self._launch(self._hosts[0], "directory")

@@ -31,11 +31,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import hoplite_ucx
 from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.opening import Opened
 from hoplite_ucx.bench.places import Clock
 from hoplite_ucx.bench.porter import VARIABLE
 from hoplite_ucx.runtime.cluster import TOKEN
@@ -234,7 +234,7 @@ def _target(machine: Machine) -> list[str]:
 # --- all of them ------------------------------------------------------------------------------------------------
 
 
-class SshCluster:
+class SshCluster(Opened):
     """Its hosts are reached and found sound when the block begins; nothing of ours runs there when it has ended."""
 
     def __init__(self, machines: Sequence[Machine], ssh: Sequence[str] = ("ssh",), *, silence: float = SILENCE) -> None:
@@ -245,7 +245,7 @@ class SshCluster:
         self._over = threading.Event()
         self._signs = threading.Thread(target=self._give_signs, daemon=True)
 
-    def __enter__(self) -> Self:
+    def _open(self) -> None:
         run = secrets.token_hex(8)
         try:
             for index, machine in enumerate(self._machines):
@@ -256,17 +256,7 @@ class SshCluster:
                 host.await_ready(deadline)
             self._check_addresses()
         except FileNotFoundError as error:
-            self.close()
             raise PeerError(f"{self._ssh[0]} is not installed here ({error}); install an ssh client") from error
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._over.set()

@@ -18,14 +18,14 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 from hoplite_ucx.bench import keeper
 from hoplite_ucx.bench.cluster import Cluster, Host
 from hoplite_ucx.bench.faults.peers import Peer
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.live import launch
+from hoplite_ucx.bench.opening import Opened
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.cluster import TOKEN, agent_task, directory_task
@@ -63,7 +63,7 @@ class Machine:
         return self.worker
 
 
-class Arena:
+class Arena(Opened):
     """`rate` is that of every host, in bytes per second; `memory` the limit of every store."""
 
     def __init__(self, machines: int, rate: float, memory: int) -> None:
@@ -84,8 +84,8 @@ class Arena:
 
     # --- its life ----------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
-        self._said = tempfile.TemporaryFile()
+    def _open(self) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         try:
             self._cluster.__enter__()
             self.machines = [Machine(host) for host in self._cluster.hosts[: self._count]]
@@ -93,17 +93,7 @@ class Arena:
             self._revive(self.machines)
             self.restore(time.monotonic() + _START_SECONDS)
         except HopliteError as error:
-            self.close()
             raise PeerError(f"the arena did not start: {error}") from error
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         for machine in self.machines:
