@@ -1,22 +1,25 @@
 """The async twin of the API: the same functions, to be awaited.
 
-A call runs on a thread of a small pool, so the event loop never waits for it. A task that is cancelled stops waiting at
-once; its call goes on in the background until it is answered or its `timeout` is over. A program that ends does not
-wait for such calls.
+Any number of tasks may wait for objects at the same time: the event loop itself watches for what the agent answers. A
+task that is cancelled ends its call. Only what would hold the loop up runs on threads: pickling, copying out of the
+store, and puts of large objects, of which a bounded number is under way at a time; a put that is cancelled there goes
+on in the background until it is done or its `timeout` is over. A program that ends waits for none of them.
 """
 
 import asyncio
 import contextlib
-import contextvars
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from hoplite_ucx.runtime import api, current, scopes
+from hoplite_ucx.runtime import api, calls, current, looped, scopes, values
 from hoplite_ucx.runtime.api import DEFAULT_TIMEOUT, new_ref
 from hoplite_ucx.runtime.background import DaemonPool
+from hoplite_ucx.runtime.checks import check_out, check_outs, check_timeout, list_of_refs, optional_ref
 from hoplite_ucx.runtime.layout import Array
+from hoplite_ucx.runtime.looped import Got, LoopCalls, in_thread
 from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.scopes import note_made
 
 __all__ = [
     "allreduce",
@@ -33,31 +36,36 @@ __all__ = [
     "wait",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_pool = DaemonPool(32, "hoplite-aio")
+_large_puts = DaemonPool(32, "hoplite-put")
 
 
-async def _run(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """On a thread of the pool, in the caller's context, so that scopes see what is made."""
-    context = contextvars.copy_context()
-    return await asyncio.wrap_future(_pool.submit(partial(context.run, function, *args, **kwargs)))
+def _here() -> LoopCalls:
+    return looped.of_this_loop(current.client())
 
 
 async def init(address: str | None = None, *, memory: int | None = None, agent: str | None = None) -> None:
     """See `hoplite_ucx.init`."""
-    await _run(current.init, address, memory=memory, agent=agent)
+    await in_thread(partial(current.init, address, memory=memory, agent=agent))
 
 
 async def shutdown() -> None:
     """See `hoplite_ucx.shutdown`."""
-    await _run(current.shutdown)
+    await in_thread(current.shutdown)
 
 
 async def put(value: object, *, ref: ObjectRef | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> ObjectRef:
     """See `hoplite_ucx.put`."""
-    return await _run(api.put, value, ref=ref, timeout=timeout)
+    here = _here()
+    seconds = check_timeout(timeout)
+    name = optional_ref(ref)
+    encoded = await in_thread(partial(values.encode, value))
+    if encoded.size <= here.client.greeting.small_limit:
+        here.client.reader.is_near(name.binary)
+        await here.carry_out(calls.put_small(name.binary, encoded, seconds, fresh=ref is None))
+    else:
+        put_large = partial(here.client.put, name.binary, encoded, seconds, fresh=ref is None)
+        await asyncio.wrap_future(_large_puts.submit(put_large))
+    return note_made(name)
 
 
 async def get(
@@ -67,24 +75,47 @@ async def get(
     out: Array | Sequence[Array] | None = None,
 ) -> Any:
     """See `hoplite_ucx.get`."""
-    return await _run(partial(api.get, ref, timeout=timeout, out=out))
+    here = _here()
+    seconds = check_timeout(timeout)
+    if isinstance(ref, ObjectRef):
+        into = None if out is None else check_out(out)
+        return await _value(here, ref, await here.get_one(ref.binary, seconds), into)
+    refs = list_of_refs(ref)
+    return await _get(here, refs, seconds, [None] * len(refs) if out is None else check_outs(out, len(refs)))
+
+
+async def _get(
+    here: LoopCalls, refs: list[ObjectRef], timeout: float | None, outs: Sequence[Array | None]
+) -> list[Any]:
+    found = await here.get([ref.binary for ref in refs], timeout)
+    return [await _value(here, ref, got, out) for ref, got, out in zip(refs, found, outs, strict=True)]
+
+
+async def _value(here: LoopCalls, ref: ObjectRef, got: Got, out: Array | None) -> Any:
+    memory, layout = got
+    if len(memory) <= here.client.greeting.small_limit:
+        return api.value_of(ref, memory, layout, out)
+    return await in_thread(partial(api.value_of, ref, memory, layout, out))
 
 
 async def gather(refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
     """See `hoplite_ucx.gather`."""
-    return await _run(api.gather, refs, timeout=timeout)
+    here = _here()
+    seconds = check_timeout(timeout)
+    given = list_of_refs(refs)
+    return await _get(here, given, seconds, [None] * len(given))
 
 
 async def wait(
     refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """See `hoplite_ucx.wait`."""
-    return await _run(api.wait, refs, count, timeout=timeout)
+    return await _here().carry_out(calls.wait(refs, count, timeout))
 
 
 async def delete(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
     """See `hoplite_ucx.delete`."""
-    await _run(api.delete, refs, timeout=timeout)
+    await _here().carry_out(calls.delete(refs, timeout))
 
 
 async def reduce(
@@ -96,7 +127,7 @@ async def reduce(
     timeout: float | None = DEFAULT_TIMEOUT,
 ) -> ObjectRef:
     """See `hoplite_ucx.reduce`."""
-    return await _run(api.reduce, refs, op, count, ref=ref, timeout=timeout)
+    return await _reduce(refs, op, count, ref, timeout, everywhere=False)
 
 
 async def allreduce(
@@ -108,20 +139,43 @@ async def allreduce(
     timeout: float | None = DEFAULT_TIMEOUT,
 ) -> ObjectRef:
     """See `hoplite_ucx.allreduce`."""
-    return await _run(api.allreduce, refs, op, count, ref=ref, timeout=timeout)
+    return await _reduce(refs, op, count, ref, timeout, everywhere=True)
+
+
+async def _reduce(
+    refs: Sequence[ObjectRef],
+    op: str,
+    count: int | None,
+    ref: ObjectRef | None,
+    timeout: float | None,
+    *,
+    everywhere: bool,
+) -> ObjectRef:
+    here = _here()
+    is_near = here.client.reader.is_near
+    asking = calls.reduce(refs, op, count, ref, timeout, everywhere=everywhere, is_near=is_near)
+    return note_made(await here.carry_out(asking))
 
 
 async def contributors(ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:
     """See `hoplite_ucx.contributors`."""
-    return await _run(api.contributors, ref, timeout=timeout)
+    return await _here().carry_out(calls.contributors(ref, timeout))
 
 
 @contextlib.asynccontextmanager
 async def scope() -> AsyncIterator[None]:
     """See `hoplite_ucx.scope`."""
     made: list[ObjectRef] = []
-    with scopes.collect(made):
-        try:
+    try:
+        with scopes.collect(made):
             yield
-        finally:
-            await _run(scopes.delete_all, made)
+    except BaseException as error:
+        with scopes.failing_too(error):
+            await _delete_all(made)
+        raise
+    await _delete_all(made)
+
+
+async def _delete_all(made: list[ObjectRef]) -> None:
+    if made and current.is_initialized():
+        await _here().carry_out(calls.delete(made, scopes.DELETE_SECONDS))

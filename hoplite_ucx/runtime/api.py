@@ -11,21 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.runtime import current, values
+from hoplite_ucx.runtime import calls, current, values
 from hoplite_ucx.runtime.checks import (
     about,
-    check_count,
     check_out,
+    check_outs,
     check_timeout,
     invalid,
+    is_whole,
     list_of_refs,
-    one_ref,
-    operation,
     optional_ref,
 )
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.drafts import Draft
-from hoplite_ucx.runtime.layout import Array, ArrayLayout, Leaf, describe_dtype, encode_layout
+from hoplite_ucx.runtime.layout import MAX_BYTES, Array, ArrayLayout, Leaf, describe_dtype, encode_layout
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
 
@@ -46,9 +45,9 @@ def put(value: object, *, ref: ObjectRef | None = None, timeout: float | None = 
     value is pickled. If the ref has an object already, that one stays. The value may be changed after `put` returns.
     """
     ours = current.client()
-    check_timeout(timeout)
+    seconds = check_timeout(timeout)
     name = optional_ref(ref)
-    ours.put(name.binary, values.encode(value), timeout, fresh=ref is None)
+    ours.put(name.binary, values.encode(value), seconds, fresh=ref is None)
     return note_made(name)
 
 
@@ -69,25 +68,22 @@ def get(
     an object that is yet to come; `timeout=None` waits as long as it still can come.
     """
     ours = current.client()
-    check_timeout(timeout)
+    seconds = check_timeout(timeout)
     if isinstance(ref, ObjectRef):
         into = None if out is None else check_out(out)
-        return _value(ref, *ours.get_one(ref.binary, timeout), into)
+        return value_of(ref, *ours.get_one(ref.binary, seconds), into)
     refs = list_of_refs(ref)
-    if out is None:
-        return _get(ours, refs, timeout, None)
-    if isinstance(out, np.ndarray) or len(out) != len(refs):
-        raise invalid(f"out must be a list of {len(refs)} arrays", "give one array for each ref")
-    return _get(ours, refs, timeout, [check_out(array) for array in out])
+    return _get(ours, refs, seconds, None if out is None else check_outs(out, len(refs)))
 
 
 def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[Array] | None) -> list[Any]:
     found = ours.get([ref.binary for ref in refs], timeout)
     into = outs if outs is not None else [None] * len(refs)
-    return [_value(ref, memory, layout, out) for ref, (memory, layout), out in zip(refs, found, into, strict=True)]
+    return [value_of(ref, memory, layout, out) for ref, (memory, layout), out in zip(refs, found, into, strict=True)]
 
 
-def _value(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None) -> Any:
+def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None) -> Any:
+    """What was got, as the user is to have it."""
     try:
         if out is None:
             return values.decode(memory, layout)
@@ -100,32 +96,20 @@ def _value(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None)
 def gather(refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
     """The values of all refs, in order; all are fetched at the same time."""
     ours = current.client()
-    check_timeout(timeout)
-    return _get(ours, list_of_refs(refs), timeout, None)
+    seconds = check_timeout(timeout)
+    return _get(ours, list_of_refs(refs), seconds, None)
 
 
 def wait(
     refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest."""
-    ours = current.client()
-    check_timeout(timeout)
-    given = list_of_refs(refs)
-    check_count(count, len(given), "refs")
-    by_name = {ref.binary: ref for ref in given}
-    if len(by_name) != len(given):
-        raise invalid("a ref stands more than once in the list", "give each ref once")
-    ready, rest = ours.wait(list(by_name), count, timeout)
-    return [by_name[name] for name in ready], [by_name[name] for name in rest]
+    return current.client().carry_out(calls.wait(refs, count, timeout))
 
 
 def delete(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
     """Forget objects everywhere, and cancel reductions. Arrays that came from `get` stay valid."""
-    ours = current.client()
-    check_timeout(timeout)
-    given = [refs] if isinstance(refs, ObjectRef) else list_of_refs(refs)
-    if given:
-        ours.delete([ref.binary for ref in given], timeout)
+    current.client().carry_out(calls.delete(refs, timeout))
 
 
 # --- reduce -----------------------------------------------------------------------------------------------------
@@ -170,26 +154,14 @@ def _reduce(
     everywhere: bool,
 ) -> ObjectRef:
     ours = current.client()
-    check_timeout(timeout)
-    sources = list_of_refs(refs)
-    how = operation(op)
-    if count is None:
-        count = len(sources)
-    check_count(count, len(sources), "sources")
-    if len(set(sources)) != len(sources):
-        raise invalid("a source stands more than once in the list", "give each source once")
-    target = optional_ref(ref)
-    if target in sources:
-        raise about(invalid("the target is one of the sources", "give the result a ref of its own"), target)
-    ours.reduce(target.binary, [source.binary for source in sources], how, count, timeout, everywhere=everywhere)
-    return note_made(target)
+    is_near = ours.reader.is_near
+    asking = calls.reduce(refs, op, count, ref, timeout, everywhere=everywhere, is_near=is_near)
+    return note_made(ours.carry_out(asking))
 
 
 def contributors(ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:
     """The sources that went into a reduction's result, in the order they were chosen; waits until that is decided."""
-    ours = current.client()
-    check_timeout(timeout)
-    return [ObjectRef(name) for name in ours.contributors(one_ref(ref).binary, timeout)]
+    return current.client().carry_out(calls.contributors(ref, timeout))
 
 
 # --- objects made in place --------------------------------------------------------------------------------------
@@ -204,21 +176,29 @@ def create(
 ) -> Draft:
     """Memory in the store for an array, to be filled in place and sealed: a put without a copy."""
     ours = current.client()
-    check_timeout(timeout)
+    seconds = check_timeout(timeout)
     name = optional_ref(ref)
     try:
         kind: np.dtype[Any] = np.dtype(dtype)
-        extents = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
-        if any(extent < 0 for extent in extents) or isinstance(shape, bool):
-            raise ValueError(f"{shape!r} is no shape")
+        extents = _extents(shape)
         leaf = Leaf(describe_dtype(kind), extents)
     except (TypeError, ValueError) as error:
         raise about(invalid(str(error), "give a shape and a dtype as numpy takes them"), name) from error
     size = leaf.nbytes()
+    if size >= MAX_BYTES:
+        raise about(invalid(f"{leaf} has {size} bytes, more than any object can", "make it smaller"), name)
     if size <= ours.greeting.small_limit:
-        return Draft(name, np.zeros(extents, kind), None, timeout)
-    open_put = ours.begin_put(name.binary, size, encode_layout(ArrayLayout(leaf)), timeout)
-    return Draft(name, leaf.on(open_put.memory), open_put, timeout)
+        return Draft(name, np.zeros(extents, kind), None, seconds)
+    open_put = ours.begin_put(name.binary, size, encode_layout(ArrayLayout(leaf)), seconds)
+    return Draft(name, leaf.on(open_put.memory), open_put, seconds)
+
+
+def _extents(shape: object) -> tuple[int, ...]:
+    given = shape if isinstance(shape, Sequence | np.ndarray) else (shape,)
+    extents = tuple(int(extent) for extent in given if is_whole(extent))
+    if len(extents) < len(given) or any(extent < 0 for extent in extents):
+        raise ValueError(f"{shape!r} is no shape")
+    return extents
 
 
 def seal(draft: Draft) -> ObjectRef:

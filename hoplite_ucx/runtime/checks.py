@@ -1,7 +1,8 @@
 """Checks of what users give to the API: refused before anything is allocated or sent, with the remedy."""
 
-import math
 from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import TypeGuard
 
 import numpy as np
 
@@ -33,22 +34,40 @@ def optional_ref(ref: object) -> ObjectRef:
     return ObjectRef.random() if ref is None else one_ref(ref)
 
 
-def list_of_refs(refs: object) -> list[ObjectRef]:
+def list_of_refs(refs: object, most: int | None = None) -> list[ObjectRef]:
+    """`most` is what one call can carry."""
     if isinstance(refs, ObjectRef | str | bytes) or not isinstance(refs, Sequence):
         raise invalid(f"a list of refs is needed, not a {type(refs).__name__}", "use [ref, ...]")
+    if most is not None and len(refs) > most:
+        raise invalid(f"{len(refs)} refs are more than the {most} that one call takes", "make several calls")
     return [one_ref(ref) for ref in refs]
 
 
-def check_timeout(timeout: object) -> None:
-    if timeout is None:
-        return
-    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or math.isnan(timeout) or timeout < 0:
-        raise invalid(f"a timeout is a number of seconds that is not negative, or None, not {timeout!r}", "correct it")
+def check_timeout(timeout: object) -> float | None:
+    """As a plain number: numpy's are accepted too, but cannot travel."""
+    if timeout is None or (type(timeout) is float and timeout >= 0):
+        return timeout
+    try:
+        if _is_number(timeout) and (seconds := float(timeout)) >= 0:
+            return seconds
+    except OverflowError:
+        pass
+    raise invalid(f"a timeout is a number of seconds that is not negative, or None, not {timeout!r}", "correct it")
 
 
-def check_count(count: object, available: int, what: str) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= available:
+def check_count(count: object, available: int, what: str) -> int:
+    if not is_whole(count) or not 1 <= (number := int(count)) <= available:
         raise invalid(f"a count of {count!r} is not within 1 and the {available} {what} given", "correct the count")
+    return number
+
+
+def is_whole(number: object) -> TypeGuard[int]:
+    """A whole number of Python's or numpy's, and no truth value."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _is_number(number: object) -> TypeGuard[float]:
+    return isinstance(number, Real) and not isinstance(number, bool)
 
 
 def check_text(name: str, value: object) -> None:
@@ -62,6 +81,12 @@ def check_out(out: object) -> Array:
     if not out.flags.writeable:
         raise invalid("out is read-only", "give an array that can be written to")
     return out
+
+
+def check_outs(outs: object, needed: int) -> list[Array]:
+    if isinstance(outs, np.ndarray) or not isinstance(outs, Sequence) or len(outs) != needed:
+        raise invalid(f"out must be a list of {needed} arrays", "give one array for each ref")
+    return [check_out(array) for array in outs]
 
 
 def operation(op: object) -> Operation:

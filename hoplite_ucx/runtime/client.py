@@ -1,9 +1,10 @@
 """The worker's client: calls on the caller's own thread, values on mapped memory, and what is given back in the end.
 
 Calls go to the host's agent; only a get of a single object asks the directory first, which may have it (see `reader`).
-Every thread has a connection of its own to the agent. One more, in the background, tells it which mappings are gone,
-and hears which of this process's old mappings will not be used again; its end tells the agent that this process is
-gone. A child made by fork has none of this: its copies of the sockets are closed, and it must begin anew.
+Every thread has a connection of its own to the agent, and every event loop (see `looped`). One more, in the
+background, tells it which mappings are gone, and hears which of this process's old mappings will not be used again; its
+end tells the agent that this process is gone. A child made by fork has none of this: its copies of the sockets are
+closed, and it must begin anew.
 """
 
 import os
@@ -16,11 +17,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
-from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import wire
+from hoplite_ucx.runtime.calls import Steps
 from hoplite_ucx.runtime.connection import Connection
 from hoplite_ucx.runtime.kernels import Bytes
 from hoplite_ucx.runtime.reader import Reader
@@ -28,10 +29,13 @@ from hoplite_ucx.runtime.values import Encoded
 from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.handshake import Identity
 
-_GRACE = 5.0
+GRACE = 5.0
 """How much later than the caller's time limit the agent's word may come."""
-_AT_ONCE = 128
+AT_ONCE = 128
 """Gets of one call that are open at the same time: so much may wait in the agent for a client that is slow to read."""
+
+
+R = TypeVar("R")
 
 
 class Client:
@@ -42,6 +46,8 @@ class Client:
         self._forks = 0
         self._local = threading.local()
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Connection] = weakref.WeakSet()
+        """Those that event loops watch, and close themselves."""
         self._lock = threading.Lock()
         self._closed = False
         self._mine: dict[int, Bytes] = {}
@@ -70,6 +76,8 @@ class Client:
             self.reader.close()
         for connection in list(self._connections):
             connection.close()
+        for connection in list(self._watched):
+            connection.end()
         self._background.close()
         self._mine.clear()
 
@@ -95,8 +103,7 @@ class Client:
 
     def begin_put(self, ref: bytes, size: int, layout: bytes, timeout: float | None) -> "OpenPut":
         """Memory to fill by hand, for an object that is too large to be sent by copy."""
-        connection = Connection(self._name, self._identity, background=False)
-        self._connections.add(connection)
+        connection = self._connect(self._connections)
         self.reader.is_near(ref)
         call = connection.next_call()
         try:
@@ -118,7 +125,7 @@ class Client:
         pending: set[int] = set()
         with _Calls(connection, pending):
             while len(found) < len(refs):
-                while len(places) < len(refs) and len(pending) < _AT_ONCE:
+                while len(places) < len(refs) and len(pending) < AT_ONCE:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     call = connection.next_call()
                     connection.send(wire.GetRequest(call, refs[len(places)], left))
@@ -127,7 +134,7 @@ class Client:
                 reply = self._reply(connection, pending, timeout)
                 assert isinstance(reply, wire.Value)
                 pending.discard(reply.call)
-                found[places[reply.call]] = (self._open(connection, reply), reply.layout)
+                found[places[reply.call]] = (self.open_value(connection, reply), reply.layout)
         return [found[index] for index in range(len(refs))]
 
     def get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
@@ -141,65 +148,68 @@ class Client:
             connection.send(wire.GetRequest(call, ref, left))
             reply = self._reply(connection, {call}, left)
             assert isinstance(reply, wire.Value)
-            memory = self._open(connection, reply)
+            memory = self.open_value(connection, reply)
         if reply.size > self.greeting.inline_limit:
             self.reader.is_near(ref)
         return memory, reply.layout
 
-    def wait(self, refs: Sequence[bytes], count: int, timeout: float | None) -> tuple[list[bytes], list[bytes]]:
-        reply = self._ask(self._connection(), lambda call: wire.WaitRequest(call, tuple(refs), count, timeout), timeout)
-        assert isinstance(reply, wire.Ready)
-        return list(reply.ready), list(reply.rest)
-
-    def delete(self, refs: Sequence[bytes], timeout: float | None) -> None:
-        self._ask(self._connection(), lambda call: wire.DeleteRequest(call, tuple(refs), timeout), timeout)
-
-    def reduce(
-        self,
-        target: bytes,
-        sources: Sequence[bytes],
-        op: Operation,
-        count: int,
-        timeout: float | None,
-        *,
-        everywhere: bool = False,
-    ) -> None:
-        self.reader.is_near(target)
-        self._ask(
-            self._connection(),
-            lambda call: wire.ReduceRequest(call, target, tuple(sources), op, count, timeout, everywhere),
-            timeout,
-        )
-
-    def contributors(self, ref: bytes, timeout: float | None) -> list[bytes]:
-        reply = self._ask(self._connection(), lambda call: wire.ContributorsRequest(call, ref, timeout), timeout)
-        assert isinstance(reply, wire.References)
-        return list(reply.refs)
+    def carry_out(self, steps: Steps[R]) -> R:
+        """Ask what these steps want to know, one question after the other."""
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(self._ask(*question))
+        except StopIteration as end:
+            result: R = end.value
+            return result
 
     def status(self, timeout: float = 5.0, *, history: bool = False) -> dict[str, Any]:
-        reply = self._ask(self._connection(), lambda call: wire.StatusRequest(call, history), timeout)
+        reply = self._ask(lambda call: wire.StatusRequest(call, history), timeout)
         assert isinstance(reply, wire.Report)
         return reply.status
 
     # --- connections -------------------------------------------------------------------------------------------
 
     def _directory_at(self) -> wire.DirectoryAt:
-        reply = self._ask(self._connection(), wire.DirectoryRequest, _GRACE)
+        reply = self._ask(wire.DirectoryRequest, GRACE)
         assert isinstance(reply, wire.DirectoryAt)
         return reply
 
     def _connection(self) -> Connection:
-        if self._closed:
-            raise closed("the runtime was shut down", "call init() again")
-        if self._pid != os.getpid():
-            raise forked()
+        """This thread's connection; another one for a call in the middle of a call, as signal handlers and finalizers
+        make them: the two would read each other's replies."""
         connection: Connection | None = getattr(self._local, "connection", None)
-        if connection is None or connection.broken:
-            connection = self._local.connection = Connection(self._name, self._identity, background=False)
-            self._connections.add(connection)
+        if connection is None or connection.broken or self._closed or self._pid != os.getpid():
+            connection = self._local.connection = self._connect(self._connections)
+        elif connection.in_use:
+            connection = self._connect(self._connections)
         return connection
 
-    def _ask(self, connection: Connection, make: Callable[[int], wire.Request], timeout: float | None) -> wire.Reply:
+    def connect_watched(self) -> Connection:
+        """A connection for an event loop, which alone reads, writes and closes it."""
+        connection = self._connect(self._watched)
+        if self._closed:  # meanwhile
+            connection.end()
+        return connection
+
+    def _connect(self, among: weakref.WeakSet[Connection]) -> Connection:
+        if self._closed:
+            raise self.over()
+        if self._pid != os.getpid():
+            raise forked()
+        connection = Connection(self._name, self._identity, background=False)
+        among.add(connection)
+        return connection
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def over(self) -> HopliteError:
+        return closed("the runtime was shut down", "call init() again")
+
+    def _ask(self, make: Callable[[int], wire.Request], timeout: float | None) -> wire.Reply:
+        connection = self._connection()
         call = connection.next_call()
         with _Calls(connection, {call}):
             connection.send(make(call))
@@ -207,7 +217,7 @@ class Client:
 
     def _reply(self, connection: Connection, calls: set[int], timeout: float | None) -> wire.Reply:
         """The next reply to one of these calls. What belongs to calls that were given up is thrown away."""
-        deadline = None if timeout is None else time.monotonic() + timeout + _GRACE
+        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
         while True:
             reply = connection.receive(deadline)
             number = getattr(reply, "call", None)
@@ -242,7 +252,8 @@ class Client:
                 os.close(fd)
         return space.backing
 
-    def _open(self, connection: Connection, value: wire.Value) -> memoryview:
+    def open_value(self, connection: Connection, value: wire.Value) -> memoryview:
+        """The memory of what was got. To be called in the order of the replies, as their descriptors come."""
         if value.data is not None:
             return memoryview(value.data)
         fd = connection.take_fd()
@@ -298,7 +309,7 @@ class Client:
         self._forks += 1
 
     def after_fork_in_child(self) -> None:
-        for connection in [*self._connections, self._background]:
+        for connection in [*self._connections, *self._watched, self._background]:
             with suppress(OSError):
                 connection.close()
         self.reader.after_fork_in_child()
@@ -339,11 +350,14 @@ class _Calls:
         self._calls = calls
 
     def __enter__(self) -> None:
-        pass
+        self._connection.in_use = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None or self._connection.broken:
-            return
+        if error is not None and not self._connection.broken:
+            self._end(error)
+        self._connection.in_use = False
+
+    def _end(self, error: BaseException) -> None:
         if not isinstance(error, HopliteError):
             self._connection.close()
             return

@@ -1,6 +1,6 @@
 """A worker's connection to its agent: blocking, for one thread at a time, and never without an end.
 
-Whoever waits for a reply hears within `_QUIET` whether the agent still answers, even if the call itself has no limit.
+Whoever waits for a reply hears within `QUIET` whether the agent still answers, even if the call itself has no limit.
 An agent that is gone or does not answer is a `ClosedError`, and the connection is of no use after it.
 """
 
@@ -15,7 +15,7 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.transports import shm
 
-_QUIET = 10.0
+QUIET = 10.0
 _CONNECT_SECONDS = 5.0
 _QUEUE_SECONDS = 0.25
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
@@ -38,10 +38,12 @@ class Connection:
         self._fds: deque[int] = deque()
         self._next = PING
         self.broken = False
+        self.in_use = False
+        """A call is open, and whoever made it will read the next reply."""
         try:
             # The kernel keeps these limits: Python's own would cost two more system calls for every message.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(1, 0))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_QUIET), 0))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(QUIET), 0))
             _dial(sock, name)
             if shm.peer_uid(sock) != os.getuid():
                 raise _gone("another user's process answers under this agent's name")
@@ -75,6 +77,16 @@ class Connection:
             self.close()
             raise _gone(f"the agent is gone: {error}") from error
 
+    def send_some(self, data: bytes | bytearray) -> int:
+        """As much as goes at once."""
+        try:
+            return self._sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.close()
+            raise _gone(f"the agent is gone: {error}") from error
+
     def receive(self, deadline: float | None) -> wire.Reply:
         """The next reply. The agent keeps to the caller's time limit; this is about the agent itself."""
         heard = None
@@ -89,10 +101,10 @@ class Connection:
 
     def _be_patient(self, quiet: float, deadline: float | None) -> None:
         """Nothing has come for a while: ask whether the agent is there."""
-        if quiet >= 2 * _QUIET or (deadline is not None and time.monotonic() >= deadline):
+        if quiet >= 2 * QUIET or (deadline is not None and time.monotonic() >= deadline):
             self.close()
-            raise _gone("the agent does not answer")
-        if quiet >= _QUIET:
+            raise silent()
+        if quiet >= QUIET:
             self.send(wire.Ping(PING))
 
     def read_ready(self) -> list[wire.Reply]:
@@ -110,6 +122,11 @@ class Connection:
         self._sock.close()
         while self._fds:
             os.close(self._fds.popleft())
+
+    def end(self) -> None:
+        """Whoever reads or watches it finds that it is over, and closes it."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def __del__(self) -> None:
         """A thread that ends leaves its connection behind."""
@@ -163,6 +180,10 @@ def _dial(sock: socket.socket, name: str) -> None:
 
 def _is_pong(reply: wire.Reply) -> bool:
     return isinstance(reply, wire.Done) and reply.call == PING
+
+
+def silent() -> HopliteError:
+    return _gone("the agent does not answer")
 
 
 def _gone(detail: str) -> HopliteError:

@@ -13,7 +13,8 @@ class _Process:
     """What `init` made, and for which process: a forked child finds its parent's here."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may call shutdown() in the middle of it, or of init()
+        self.starting = False
         self.cluster: clusters.Cluster | None = None
         self.pid = 0
 
@@ -37,10 +38,14 @@ def init(address: str | None = None, *, memory: int | None = None, agent: str | 
     if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
         raise invalid(f"memory must be a number of bytes, not {given!r}", "give 4 << 30, for example")
     with _here.lock:
-        if _here.initialized():
+        if _here.initialized() or _here.starting:
             raise invalid("hoplite is initialised already", "call shutdown() first")
-        _here.cluster = _make(address, memory, agent)
-        _here.pid = os.getpid()
+        _here.starting = True
+        try:
+            _here.cluster = _make(address, memory, agent)
+            _here.pid = os.getpid()
+        finally:
+            _here.starting = False
 
 
 def _make(address: str | None, memory: int | None, agent: str | None) -> clusters.Cluster:
@@ -78,7 +83,8 @@ def client() -> Client:
 
 
 def _new_lock_in_child() -> None:
-    _here.lock = threading.Lock()  # a thread that held it does not exist here
+    _here.lock = threading.RLock()  # a thread that held it does not exist here
+    _here.starting = False
 
 
 os.register_at_fork(after_in_child=_new_lock_in_child)

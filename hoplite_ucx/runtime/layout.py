@@ -23,7 +23,9 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 ALIGNMENT = 64
 
 Array: TypeAlias = npt.NDArray[Any]
-Size: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+MAX_BYTES = 1 << 62
+"""No object has so many."""
+Size: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_BYTES)]
 
 _MAX_DIMENSIONS = 64
 _SAFE_DIMENSIONS = 32
@@ -53,13 +55,17 @@ class Leaf(Struct, frozen=True, array_like=True):
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
         order = "F" if self.fortran else "C"
-        # Through another array: of what lies below a read-only view numpy would let a user make a writable one.
-        held = np.frombuffer(memory, np.uint8)
-        return np.ndarray(self.shape, dtype, buffer=held.data, offset=self.offset, order=cast(Any, order))
+        return np.ndarray(self.shape, dtype, unwritable(memory), self.offset, order=cast(Any, order))
 
     def __str__(self) -> str:
         order = ", Fortran order" if self.fortran else ""
         return f"{self.numpy_dtype().name}{list(self.shape)}{order}"
+
+
+def unwritable(memory: memoryview) -> memoryview:
+    """The same memory, which numpy will not make writable if it is read-only: through another array, since of what
+    lies below a read-only view numpy would let a user make a writable one, and a write would end the process."""
+    return np.frombuffer(memory, np.uint8).data
 
 
 class ArrayLayout(Struct, frozen=True, array_like=True, tag="array"):

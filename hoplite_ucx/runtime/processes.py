@@ -47,6 +47,7 @@ class Child:
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
+        self.process.terminate()  # a process that was forked from this one holds a copy of the pipe
         try:
             self.process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -59,7 +60,11 @@ class Child:
 def spawn(role: str, task: dict[str, Any], *, tied_to_thread: bool) -> Child:
     """Start a directory or an agent, and wait until it is ready. Raises a typed error if it does not become so."""
     process = start(role, tied_to_thread=tied_to_thread)
-    tell(process, task)
+    try:
+        tell(process, task)
+    except BaseException:
+        abandon(process)
+        raise
     return await_ready(role, process)
 
 
@@ -81,24 +86,31 @@ def tell(process: "subprocess.Popen[bytes]", task: dict[str, Any]) -> None:
 
 
 def await_ready(role: str, process: "subprocess.Popen[bytes]", seconds: float = START_SECONDS) -> Child:
+    """Whatever keeps it from becoming ready, a ctrl-C of the user's too, no process is left behind."""
+    try:
+        return Child(process, _read_report(role, process, seconds))
+    except BaseException:
+        abandon(process)
+        raise
+
+
+def _read_report(role: str, process: "subprocess.Popen[bytes]", seconds: float) -> dict[str, Any]:
     assert process.stdout is not None
     deadline = time.monotonic() + seconds
     line = b""
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
-            abandon(process)
             raise _cannot_start(role, f"it was not ready after {seconds:g} s", "look at this machine's load")
         piece = os.read(process.stdout.fileno(), 65536)
         if not piece:
             abandon(process)
             raise _cannot_start(role, f"it ended with status {process.returncode}", "see its messages above")
         line += piece
-    report = json.loads(line)
+    report: dict[str, Any] = json.loads(line)
     if "error" in report:
-        abandon(process)
         raise _cannot_start(role, report["error"], report["remedy"])
-    return Child(process, report)
+    return report
 
 
 def abandon(process: "subprocess.Popen[bytes]") -> None:

@@ -14,6 +14,7 @@ be reduced, and what is large, as far as that is remembered.
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -43,8 +44,8 @@ class Reader:
         """`directory_at` asks the agent where the directory is, and for the token, which `me` is without."""
         self._me = me
         self._directory_at = directory_at
-        self._near: dict[bytes, None] = {}
-        self._near_lock = threading.Lock()
+        self._near: set[bytes] = set()
+        self._near_since: deque[bytes] = deque()
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._limit = 0.0  # what the socket's calls are limited to
@@ -72,11 +73,11 @@ class Reader:
             self._lock.release()
 
     def is_near(self, ref: bytes) -> None:
-        """From now on the agent is asked for it."""
-        with self._near_lock:
-            self._near[ref] = None
-            if len(self._near) > _MOST_NEAR:
-                del self._near[next(iter(self._near))]
+        """From now on the agent is asked for it. Without a lock: a signal handler may come in the middle and put."""
+        self._near.add(ref)
+        self._near_since.append(ref)
+        if len(self._near_since) > _MOST_NEAR:
+            self._near.discard(self._near_since.popleft())
 
     def close(self) -> None:
         """A question that is open ends at once, and is answered with None."""

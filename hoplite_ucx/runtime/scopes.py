@@ -4,11 +4,12 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-from hoplite_ucx.runtime import current
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime import calls, current
 from hoplite_ucx.runtime.refs import ObjectRef
 
 _scope: contextvars.ContextVar[list[ObjectRef] | None] = contextvars.ContextVar("hoplite_scope", default=None)
-_DELETE_SECONDS = 300.0
+DELETE_SECONDS = 300.0
 
 
 @contextlib.contextmanager
@@ -18,8 +19,11 @@ def scope() -> Iterator[None]:
     try:
         with collect(made):
             yield
-    finally:
-        delete_all(made)
+    except BaseException as error:
+        with failing_too(error):
+            _delete_all(made)
+        raise
+    _delete_all(made)
 
 
 @contextlib.contextmanager
@@ -32,9 +36,18 @@ def collect(made: list[ObjectRef]) -> Iterator[None]:
         _scope.reset(mark)
 
 
-def delete_all(made: list[ObjectRef]) -> None:
+@contextlib.contextmanager
+def failing_too(error: BaseException) -> Iterator[None]:
+    """The user's own error is what counts: if the deletion fails as well, a note says so."""
+    try:
+        yield
+    except HopliteError as failed:
+        error.add_note(f"What was made in the scope could not be deleted: {failed}")
+
+
+def _delete_all(made: list[ObjectRef]) -> None:
     if made and current.is_initialized():
-        current.client().delete([ref.binary for ref in made], _DELETE_SECONDS)
+        current.client().carry_out(calls.delete(made, DELETE_SECONDS))
 
 
 def note_made(ref: ObjectRef) -> ObjectRef:

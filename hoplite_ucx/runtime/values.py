@@ -27,6 +27,7 @@ from hoplite_ucx.runtime.layout import (
     decode_layout,
     describe_dtype,
     encode_layout,
+    unwritable,
 )
 
 PIECE = 2 << 20
@@ -86,7 +87,7 @@ def decode(memory: memoryview, layout: bytes) -> Any:
     form = array_form(layout, len(memory))
     if form is not None:
         shape, dtype, offset, order = form
-        return np.ndarray(shape, dtype, memory, offset, None, order)
+        return np.ndarray(shape, dtype, unwritable(memory), offset, None, order)
     found: Layout = decode_layout(layout, len(memory))
     match found:
         case ArrayLayout() | TreeLayout():

@@ -17,10 +17,12 @@ from hoplite_ucx.protocol.messages import MAX_TEXT, Bytes, Layout, Number, Opera
 
 WIRE = 1
 MAX_FRAME = 8 << 20
+MAX_REFS = 100_000
+"""So many may stand in one request."""
 _LENGTH = struct.Struct("<I")
 
 Timeout: TypeAlias = Annotated[float, Meta(ge=0)] | None
-Refs: TypeAlias = Annotated[tuple[Ref, ...], Meta(max_length=100_000)]
+Refs: TypeAlias = Annotated[tuple[Ref, ...], Meta(max_length=MAX_REFS)]
 WorkerId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime import processes, values
+from hoplite_ucx.runtime import calls, processes, values
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.processes import Child
@@ -38,10 +38,29 @@ class Host:
         ((memory, layout),) = self.client.get([ref.binary], timeout)
         return values.decode(memory, layout)
 
-    def reduce(self, refs: list[ObjectRef], op: Operation = Operation.SUM, count: int | None = None) -> ObjectRef:
-        target = ObjectRef.random()
-        self.client.reduce(target.binary, [ref.binary for ref in refs], op, count or len(refs), SECONDS)
-        return target
+    def reduce(
+        self,
+        refs: list[ObjectRef],
+        op: Operation = Operation.SUM,
+        count: int | None = None,
+        *,
+        ref: ObjectRef | None = None,
+        everywhere: bool = False,
+    ) -> ObjectRef:
+        is_near = self.client.reader.is_near
+        asking = calls.reduce(refs, op.value, count, ref, SECONDS, everywhere=everywhere, is_near=is_near)
+        return self.client.carry_out(asking)
+
+    def contributors(self, ref: ObjectRef) -> list[ObjectRef]:
+        return self.client.carry_out(calls.contributors(ref, SECONDS))
+
+    def wait(
+        self, refs: list[ObjectRef], count: int = 1, timeout: float = SECONDS
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        return self.client.carry_out(calls.wait(refs, count, timeout))
+
+    def delete(self, *refs: ObjectRef) -> None:
+        self.client.carry_out(calls.delete(refs, SECONDS))
 
     def status(self) -> dict[str, Any]:
         return self.client.status()

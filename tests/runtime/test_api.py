@@ -1,6 +1,5 @@
 """The public API on an embedded cluster: what every function does, and what it refuses."""
 
-import asyncio
 import os
 import pickle
 import signal
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 import hoplite_ucx as hoplite
-from hoplite_ucx import aio
 from hoplite_ucx.errors import (
     ClosedError,
     GetTimeoutError,
@@ -156,6 +154,25 @@ def test_delete() -> None:
     hoplite.delete([])
 
 
+def test_more_deletions_than_fit_into_one_request() -> None:
+    put = [hoplite.put(1), hoplite.put(2)]
+    unknown = [hoplite.new_ref() for _ in range(100_001)]
+    hoplite.delete([*unknown[:-2000], put[0], *unknown[-2000:], put[1]], timeout=60)
+    for ref in put:
+        with pytest.raises(ObjectDeletedError):
+            hoplite.get(ref, timeout=5)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    ref = hoplite.put(np.arange(3))
+    for timeout in (np.float32(5), np.int64(5)):
+        assert len(hoplite.get(ref, timeout=timeout)) == 3
+        assert hoplite.wait([ref], np.int64(1), timeout=timeout)[0] == [ref]
+    assert len(hoplite.get(hoplite.reduce([ref], count=np.int32(1)), timeout=5)) == 3
+    assert hoplite.create(np.int64(5)).array.shape == (5,)
+    assert hoplite.create((np.int32(2), 3)).array.shape == (2, 3)
+
+
 def test_scope() -> None:
     with hoplite.scope():
         ref = hoplite.put(np.zeros(10))
@@ -229,29 +246,26 @@ def test_threads_have_their_own_calls() -> None:
         thread.join(30)
 
 
-def test_aio() -> None:
-    async def main() -> None:
-        refs = await asyncio.gather(*(aio.put(np.full(BIG // 4, index)) for index in range(3)))
-        total = await aio.reduce(refs)
-        assert (await aio.get(total))[0] == 3
-        assert len(await aio.get(refs)) == len(await aio.gather(refs)) == 3
-        ready, _ = await aio.wait(refs, count=3, timeout=5)
-        assert ready == refs
-        assert set(await aio.contributors(total)) == set(refs)
-        async with aio.scope():
-            inner = await aio.put(1)
-        with pytest.raises(ObjectDeletedError):
-            await aio.get(inner)
-        later = aio.new_ref()
-        waiting = asyncio.create_task(aio.get(later))
-        await asyncio.sleep(0.05)
-        await aio.put("here", ref=later)
-        assert await waiting == "here"
-        await aio.delete(refs)
-        with pytest.raises(ObjectDeletedError):
-            await aio.get(refs[0])
+@pytest.mark.parametrize("size", [10, BIG])
+def test_a_signal_handler_may_call_in_the_middle_of_a_call(size: int) -> None:
+    later = hoplite.new_ref()
+    inside: list[float] = []
 
-    asyncio.run(main())
+    def handle(*_: object) -> None:
+        fulfil = threading.Thread(target=lambda: hoplite.put(np.full(size, 7.0), ref=later))
+        fulfil.start()
+        fulfil.join()
+        time.sleep(0.1)  # by now the reply to the call that is open has come
+        inside.append(hoplite.get(hoplite.put(np.full(size, 5.0)), timeout=5)[0])
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        assert hoplite.get(later, timeout=10)[0] == 7
+        assert inside == [5]
+        assert hoplite.get(later, timeout=10)[0] == 7
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_child_process_finds_the_cluster() -> None:
@@ -358,6 +372,12 @@ def bad_calls() -> list[tuple[str, Callable[[], Any]]]:
         ("create dtype", lambda: hoplite.create(3, "nonsense")),
         ("create objects", lambda: hoplite.create(3, object)),
         ("create bool", lambda: hoplite.create(True)),
+        ("create huge", lambda: hoplite.create(1 << 62)),
+        ("create huger", lambda: hoplite.create((1 << 40, 1 << 40))),
+        ("create float", lambda: hoplite.create(2.5)),  # type: ignore[arg-type]
+        ("get outs number", lambda: hoplite.get([ref], out=5)),  # type: ignore[call-overload]
+        ("wait too many", lambda: hoplite.wait([hoplite.new_ref() for _ in range(100_001)])),
+        ("reduce too many", lambda: hoplite.reduce([hoplite.new_ref() for _ in range(100_001)])),
         ("advance", lambda: hoplite.create(3).advance(100)),
         ("seal", lambda: hoplite.seal(ref)),  # type: ignore[arg-type]
         ("ref short", lambda: hoplite.ObjectRef(b"x")),
@@ -367,14 +387,14 @@ def bad_calls() -> list[tuple[str, Callable[[], Any]]]:
         ("init memory", lambda: hoplite.init(memory=-1)),
         ("put generator", lambda: hoplite.put(x for x in ())),
     ]
-    for timeout in (-1, float("nan"), "5", True):
+    for timeout in (-1, float("nan"), "5", True, 10**400):
         calls += [
-            (f"put timeout {timeout}", lambda timeout=timeout: hoplite.put(1, timeout=timeout)),
-            (f"get timeout {timeout}", lambda timeout=timeout: hoplite.get(ref, timeout=timeout)),
-            (f"wait timeout {timeout}", lambda timeout=timeout: hoplite.wait(refs, timeout=timeout)),
-            (f"delete timeout {timeout}", lambda timeout=timeout: hoplite.delete(ref, timeout=timeout)),
-            (f"reduce timeout {timeout}", lambda timeout=timeout: hoplite.reduce(refs, timeout=timeout)),
-            (f"create timeout {timeout}", lambda timeout=timeout: hoplite.create(3, timeout=timeout)),
+            (f"put timeout {str(timeout)[:5]}", lambda timeout=timeout: hoplite.put(1, timeout=timeout)),
+            (f"get timeout {str(timeout)[:5]}", lambda timeout=timeout: hoplite.get(ref, timeout=timeout)),
+            (f"wait timeout {str(timeout)[:5]}", lambda timeout=timeout: hoplite.wait(refs, timeout=timeout)),
+            (f"delete timeout {str(timeout)[:5]}", lambda timeout=timeout: hoplite.delete(ref, timeout=timeout)),
+            (f"reduce timeout {str(timeout)[:5]}", lambda timeout=timeout: hoplite.reduce(refs, timeout=timeout)),
+            (f"create timeout {str(timeout)[:5]}", lambda timeout=timeout: hoplite.create(3, timeout=timeout)),
         ]
     return calls
 

@@ -39,7 +39,7 @@ def test_put_here_get_there(live: Live, size: int) -> None:
     ref = live.hosts[0].put(data)
     for host in live.hosts:
         assert np.array_equal(host.get(ref), data)
-    live.hosts[0].client.delete([ref.binary], 5)
+    live.hosts[0].delete(ref)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -51,8 +51,8 @@ def test_reduce(live: Live, size: int) -> None:
     expected = sum(arrays)
     for host in live.hosts:
         assert np.array_equal(host.get(target), expected)
-    assert set(live.hosts[2].client.contributors(target.binary, 5)) == {ref.binary for ref in refs}
-    live.hosts[0].client.delete([ref.binary for ref in [*refs, target]], 5)
+    assert set(live.hosts[2].contributors(target)) == set(refs)
+    live.hosts[0].delete(*refs, target)
 
 
 def test_a_get_waits_for_its_put(live: Live) -> None:
@@ -88,7 +88,7 @@ def test_a_reduce_of_the_first_that_are_ready(live: Live) -> None:
     live.hosts[1].put(arrays[3], refs[3])
     live.hosts[2].put(arrays[1], refs[1])
     assert np.array_equal(live.hosts[0].get(target), arrays[3] + arrays[1])
-    assert set(live.hosts[0].client.contributors(target.binary, 5)) == {refs[3].binary, refs[1].binary}
+    assert set(live.hosts[0].contributors(target)) == {refs[3], refs[1]}
 
 
 def test_several_sources_of_one_host_and_chained_reductions(live: Live) -> None:
@@ -105,10 +105,9 @@ def test_a_mean_is_a_mean_for_everybody(live: Live, size: int, everywhere: bool)
     """Inline, in a chain and in stripes; for getters who know nothing of it, and as a source of others."""
     arrays = [np.random.default_rng(seed).random(size) for seed in range(4)]
     refs = [host.put(array) for host, array in zip(live.hosts, arrays, strict=False)]
-    mean, outer = ObjectRef.random(), ObjectRef.random()
-    live.hosts[0].client.reduce(mean.binary, [ref.binary for ref in refs], Operation.MEAN, 3, 5, everywhere=everywhere)
+    mean = live.hosts[0].reduce(refs, Operation.MEAN, everywhere=everywhere)
     more = live.hosts[1].put(arrays[3])
-    live.hosts[2].client.reduce(outer.binary, [mean.binary, more.binary], Operation.MEAN, 2, 5)
+    outer = live.hosts[2].reduce([mean, more], Operation.MEAN)
     expected = sum(arrays[:3]) / 3
     for host in live.hosts:
         np.testing.assert_allclose(host.get(mean), expected, rtol=1e-12)
@@ -147,16 +146,15 @@ def test_a_mismatch_names_it(live: Live) -> None:
 def test_what_cannot_be_combined_gives_nobody_bytes(live: Live, size: int, everywhere: bool) -> None:
     refs = [host.put(np.ones(size)) for host in live.hosts]
     target = ObjectRef.random()
-    names = [ref.binary for ref in refs]
     used = [host.status()["memory"]["used"] for host in live.hosts]
-    live.hosts[0].client.reduce(target.binary, names, Operation.XOR, 3, 5, everywhere=everywhere)
+    live.hosts[0].reduce(refs, Operation.XOR, ref=target, everywhere=everywhere)
     for host in live.hosts:
         with pytest.raises(InvalidRequestError, match="xor is not defined for float64") as caught:
             host.get(target, timeout=5)
         assert caught.value.ref == target.binary
-    assert live.hosts[1].client.wait([target.binary], 1, 5)[0] == [target.binary]
+    assert live.hosts[1].wait([target])[0] == [target]
     assert [host.status()["memory"]["used"] for host in live.hosts] == used
-    live.hosts[0].client.delete([target.binary, *names], 5)
+    live.hosts[0].delete(target, *refs)
 
 
 def test_streams_are_listed_while_they_are_open(live: Live) -> None:
@@ -185,19 +183,19 @@ def test_streams_are_listed_while_they_are_open(live: Live) -> None:
         thread.join(10)
     eventually(lambda: not getter.status()["streams"])
     assert not idle.status()["streams"]
-    idle.client.delete([draft_ref.binary], 5)
+    idle.delete(draft_ref)
 
 
 def test_wait_and_delete(live: Live) -> None:
     host = live.hosts[0]
     refs = [ObjectRef.random() for _ in range(3)]
     live.hosts[1].put("there", refs[1])
-    ready, rest = host.client.wait([ref.binary for ref in refs], 1, 5)
-    assert ready == [refs[1].binary]
-    assert rest == [refs[0].binary, refs[2].binary]
-    ready, rest = host.client.wait([ref.binary for ref in refs], 3, 0.2)
+    ready, rest = host.wait(refs)
+    assert ready == [refs[1]]
+    assert rest == [refs[0], refs[2]]
+    ready, rest = host.wait(refs, 3, timeout=0.2)
     assert len(ready) == 1
-    host.client.delete([refs[1].binary], 5)
+    host.delete(refs[1])
     with pytest.raises(ObjectDeletedError):
         live.hosts[2].get(refs[1])
 
@@ -217,11 +215,11 @@ def test_arrays_outlive_their_object(live: Live) -> None:
     host = live.hosts[1]
     ref = live.hosts[0].put(data)
     array = host.get(ref)
-    host.client.delete([ref.binary], 5)
+    host.delete(ref)
     for seed in range(5):  # what would be recycled if it were not in use
         other = host.put(random_bytes(5 << 20, seed + 1))
         host.get(other)
-        host.client.delete([other.binary], 5)
+        host.delete(other)
     assert np.array_equal(array, data)
 
 
@@ -230,7 +228,7 @@ def test_memory_comes_back(live: Live) -> None:
     before = host.status()["memory"]["used"]
     refs = [host.put(random_bytes(4 << 20)) for _ in range(5)]
     arrays = [host.get(ref) for ref in refs]
-    host.client.delete([ref.binary for ref in refs], 5)
+    host.delete(*refs)
     assert host.status()["memory"]["used"] >= before + (20 << 20)
     del arrays
     eventually(lambda: host.status()["memory"]["used"] <= before)
@@ -258,7 +256,7 @@ def test_a_full_store_says_so() -> None:
             host.put(random_bytes(5 << 20))
         with pytest.raises(MemoryError):
             host.put(random_bytes(50 << 20))
-        host.client.delete([ref.binary], 5)
+        host.delete(ref)
         data = random_bytes(5 << 20)
         assert np.array_equal(host.get(host.put(data)), data)
 
@@ -269,5 +267,5 @@ def test_many_small_objects_leave_nothing(live: Live) -> None:
     for _ in range(10):
         refs = [host.put(b"x" * 500) for _ in range(100)]
         other.client.get([ref.binary for ref in refs], 10)
-        host.client.delete([ref.binary for ref in refs], 10)
+        host.delete(*refs)
     eventually(lambda: host.status()["memory"]["used"] <= used)

@@ -68,7 +68,7 @@ def test_a_small_object_of_another_host_comes_from_the_directory(live: Live, mon
     connect(getter, putter)
     looks = Looks(getter, monkeypatch)
     ref = putter.put({"a": SMALL, "b": [SMALL + 1]})
-    putter.client.wait([ref.binary], 1, 5)  # the directory has heard of it before it says so
+    putter.wait([ref])  # the directory has heard of it before it says so
     value = getter.get(ref)
     assert np.array_equal(value["b"][0], SMALL + 1)
     assert not value["a"].flags.writeable
@@ -105,7 +105,7 @@ def test_a_deleted_object_is_deleted_for_everybody_at_once(live: Live) -> None:
     for _ in range(20):
         ref = putter.put(SMALL)
         assert np.array_equal(getter.get(ref), SMALL)
-        putter.client.delete([ref.binary], 5)
+        putter.delete(ref)
         with pytest.raises(ObjectDeletedError):
             getter.get(ref)
 

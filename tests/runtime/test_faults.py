@@ -118,7 +118,7 @@ def test_a_source_dies_in_the_middle_of_a_reduce() -> None:
         live.hosts[3].kill()
         thread.join(20)
         assert isinstance(outcome[0], np.ndarray), outcome
-        chosen = [refs.index(ObjectRef(ref)) for ref in live.hosts[0].client.contributors(target.binary, 5)]
+        chosen = [refs.index(ref) for ref in live.hosts[0].contributors(target)]
         assert len(chosen) == 3
         assert np.array_equal(outcome[0], sum(arrays[index] for index in chosen))
 

@@ -89,7 +89,7 @@ def test_calls_behind_an_effect_that_fails_are_told() -> None:
         for effect, call in {
             Got: lambda: host.get(large),
             PutReady: lambda: host.put(LARGE),
-            DeleteDone: lambda: host.client.delete([small.binary], 20),
+            DeleteDone: lambda: host.delete(small),
         }.items():
             here.breaks(effect, OSError("no descriptor"))
             assert "no descriptor" in str(fails_soon(call, StoreFullError))

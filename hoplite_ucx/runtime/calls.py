@@ -1,0 +1,108 @@
+"""The calls that only ask: what is checked, what the agent is asked, and what its reply means to the user.
+
+Each is written once, for callers that block (`api`) and for callers on an event loop (`aio`): a generator that yields
+questions, is sent the replies, and returns the result. Whoever carries it out knows connections; nothing here does.
+"""
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from hoplite_ucx.runtime import wire
+from hoplite_ucx.runtime.checks import (
+    about,
+    check_count,
+    check_timeout,
+    invalid,
+    list_of_refs,
+    one_ref,
+    operation,
+    optional_ref,
+)
+from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.values import Encoded
+
+_DELETED_AT_ONCE = 1000
+"""More would keep the agent from everybody else on the host for too long."""
+
+
+class Question(NamedTuple):
+    """A request, but for the number of its call, and how long the caller will wait for what it asks for."""
+
+    request: Callable[[int], wire.Request]
+    timeout: float | None
+
+
+R = TypeVar("R")
+Steps: TypeAlias = Generator[Question, wire.Reply, R]
+
+
+def put_small(ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool) -> Steps[None]:
+    """Of an object that goes to the agent by copy."""
+    data = encoded.to_bytes()
+    yield Question(lambda call: wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh), timeout)
+
+
+def wait(
+    refs: Sequence[ObjectRef], count: int, timeout: float | None
+) -> Steps[tuple[list[ObjectRef], list[ObjectRef]]]:
+    seconds = check_timeout(timeout)
+    given = list_of_refs(refs, most=wire.MAX_REFS)
+    needed = check_count(count, len(given), "refs")
+    by_name = {ref.binary: ref for ref in given}
+    if len(by_name) != len(given):
+        raise invalid("a ref stands more than once in the list", "give each ref once")
+    names = tuple(by_name)
+    reply = yield Question(lambda call: wire.WaitRequest(call, names, needed, seconds), seconds)
+    assert isinstance(reply, wire.Ready)
+    return [by_name[name] for name in reply.ready], [by_name[name] for name in reply.rest]
+
+
+def delete(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Steps[None]:
+    seconds = check_timeout(timeout)
+    given = [refs] if isinstance(refs, ObjectRef) else list_of_refs(refs)
+    names = [ref.binary for ref in given]
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for start in range(0, len(names), _DELETED_AT_ONCE):
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        yield _deletion(tuple(names[start : start + _DELETED_AT_ONCE]), left)
+
+
+def _deletion(names: tuple[bytes, ...], timeout: float | None) -> Question:
+    return Question(lambda call: wire.DeleteRequest(call, names, timeout), timeout)
+
+
+def reduce(
+    refs: Sequence[ObjectRef],
+    op: str,
+    count: int | None,
+    ref: ObjectRef | None,
+    timeout: float | None,
+    *,
+    everywhere: bool,
+    is_near: Callable[[bytes], None],
+) -> Steps[ObjectRef]:
+    """`is_near` hears of the target before the agent does."""
+    seconds = check_timeout(timeout)
+    sources = list_of_refs(refs, most=wire.MAX_REFS)
+    how = operation(op)
+    needed = check_count(len(sources) if count is None else count, len(sources), "sources")
+    if len(set(sources)) != len(sources):
+        raise invalid("a source stands more than once in the list", "give each source once")
+    target = optional_ref(ref)
+    if target in sources:
+        raise about(invalid("the target is one of the sources", "give the result a ref of its own"), target)
+    names = tuple(source.binary for source in sources)
+    is_near(target.binary)
+    yield Question(
+        lambda call: wire.ReduceRequest(call, target.binary, names, how, needed, seconds, everywhere), seconds
+    )
+    return target
+
+
+def contributors(ref: ObjectRef, timeout: float | None) -> Steps[list[ObjectRef]]:
+    seconds = check_timeout(timeout)
+    name = one_ref(ref).binary
+    reply = yield Question(lambda call: wire.ContributorsRequest(call, name, seconds), seconds)
+    assert isinstance(reply, wire.References)
+    return [ObjectRef(name) for name in reply.refs]

@@ -1,0 +1,226 @@
+"""Calls on an event loop: as many at a time as there are tasks, and no thread waits for any of them.
+
+A loop watches its connections to the agent. One carries up to `AT_ONCE` open calls, so that what waits in the agent for
+a loop that is slow to read stays bounded; more calls take more connections, which are closed when they are idle. A task
+that is cancelled ends its call. As with a `Connection` of a thread, every wait has an end: an agent that does not keep
+to the caller's time limit, or says nothing at all for long, is a `ClosedError` for every call that is open there.
+
+Nothing here is used by another thread than the loop's own.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TypeAlias, TypeVar
+
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime import wire
+from hoplite_ucx.runtime.background import DaemonPool
+from hoplite_ucx.runtime.calls import Question, Steps
+from hoplite_ucx.runtime.client import AT_ONCE, GRACE, Client
+from hoplite_ucx.runtime.connection import PING, QUIET, Connection, silent
+
+R = TypeVar("R")
+Got: TypeAlias = tuple[memoryview, bytes]
+"""The memory of an object, and its layout."""
+_Answer: TypeAlias = tuple[wire.Reply, memoryview]
+"""What the agent said, and the memory that came with it."""
+
+_NO_MEMORY = memoryview(b"")
+_threads = DaemonPool(4, "hoplite-work")
+
+
+async def in_thread(work: Callable[[], R]) -> R:
+    """For work that takes a moment, and never waits for what other calls of this program may do."""
+    return await asyncio.wrap_future(_threads.submit(work))
+
+
+class LoopCalls:
+    """The calls of one loop with one client."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._sessions: set[_Session] = set()
+        self._opening = asyncio.Lock()
+
+    async def carry_out(self, steps: Steps[R]) -> R:
+        """Ask what these steps want to know, one question after the other."""
+        try:
+            question = next(steps)
+            while True:
+                reply, _ = await self._ask(question)
+                question = steps.send(reply)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    async def get_one(self, ref: bytes, timeout: float | None) -> Got:
+        reply, memory = await self._ask(Question(lambda call: wire.GetRequest(call, ref, timeout), timeout))
+        assert isinstance(reply, wire.Value)
+        return memory, reply.layout
+
+    async def get(self, refs: Sequence[bytes], timeout: float | None) -> list[Got]:
+        """In order. Many are fetched at the same time, not all of very many; if one fails, the others are given up."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        found: dict[int, Got] = {}
+        places = iter(range(len(refs)))
+
+        async def fetch() -> None:
+            for place in places:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                found[place] = await self.get_one(refs[place], left)
+
+        fetching = [asyncio.ensure_future(fetch()) for _ in range(min(len(refs), AT_ONCE))]
+        try:
+            await asyncio.gather(*fetching)
+        finally:
+            for task in fetching:
+                task.cancel()
+        return [found[place] for place in range(len(refs))]
+
+    def drop(self) -> None:
+        """After the loop's end."""
+        for session in self._sessions:
+            session.connection.close()
+
+    async def _ask(self, question: Question) -> _Answer:
+        while (session := self._with_room()) is None:
+            async with self._opening:
+                if self._with_room() is None:
+                    connection = await in_thread(self.client.connect_watched)
+                    self._sessions.add(_Session(self.client, connection, self._idle))
+        return await session.ask(question)
+
+    def _with_room(self) -> "_Session | None":
+        self._sessions = {session for session in self._sessions if not session.connection.broken}
+        return next((session for session in self._sessions if session.has_room()), None)
+
+    def _idle(self, session: "_Session") -> None:
+        if len(self._sessions) > 1:
+            self._sessions.discard(session)
+            session.close()
+
+
+class _Session:
+    def __init__(self, client: Client, connection: Connection, on_idle: Callable[["_Session"], None]) -> None:
+        self._client = client
+        self.connection = connection
+        self._on_idle = on_idle
+        self._fd = connection.fileno()
+        self._calls: dict[int, asyncio.Future[_Answer]] = {}
+        self._unsent = bytearray()
+        self._heard = 0.0
+        self._pinged = False
+        asyncio.get_running_loop().add_reader(self._fd, self._readable)
+
+    def has_room(self) -> bool:
+        return len(self._calls) < AT_ONCE
+
+    async def ask(self, question: Question) -> _Answer:
+        call = self.connection.next_call()
+        answer = self._calls[call] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(question.request(call))
+            return await self._await(answer, question.timeout)
+        finally:
+            del self._calls[call]
+            if not self.connection.broken:
+                if not answer.done():
+                    self._send(wire.Cancel(call))
+                if not self._calls:
+                    self._on_idle(self)
+
+    def close(self) -> None:
+        """Also if the connection has closed itself."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._fd)
+        loop.remove_writer(self._fd)
+        self.connection.close()
+
+    async def _await(self, answer: "asyncio.Future[_Answer]", timeout: float | None) -> _Answer:
+        began = now = time.monotonic()
+        deadline = inf if timeout is None else began + timeout + GRACE
+        while not answer.done():
+            await asyncio.wait([answer], timeout=min(QUIET, deadline - now))
+            now = time.monotonic()
+            if not answer.done():
+                self._be_patient(now - max(began, self._heard), late=now >= deadline)
+        return answer.result()
+
+    def _be_patient(self, quiet: float, *, late: bool) -> None:
+        """Nothing has come for a while: ask whether the agent is there."""
+        if late or quiet >= 2 * QUIET:
+            self._fail(silent())
+        elif quiet >= QUIET and not self._pinged:
+            self._pinged = True
+            self._send(wire.Ping(PING))
+
+    def _fail(self, error: HopliteError) -> None:
+        """Every call that is open ends."""
+        self.close()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(self._client.over() if self._client.closed else error.failure.exception())
+
+    def _send(self, request: wire.Request) -> None:
+        waits = bool(self._unsent)
+        self._unsent += wire.frame(request)
+        if not waits and not self._flushed():
+            asyncio.get_running_loop().add_writer(self._fd, self._writable)
+
+    def _writable(self) -> None:
+        if self._flushed():
+            asyncio.get_running_loop().remove_writer(self._fd)
+
+    def _flushed(self) -> bool:
+        """Whether nothing is left to be sent."""
+        try:
+            while self._unsent and (sent := self.connection.send_some(self._unsent)):
+                del self._unsent[:sent]
+        except HopliteError as error:
+            self._unsent.clear()
+            self._fail(error)
+        return not self._unsent
+
+    def _readable(self) -> None:
+        try:
+            replies = self.connection.read_ready()
+        except HopliteError as error:
+            self._fail(error)
+            return
+        self._heard = time.monotonic()
+        self._pinged = False
+        for reply in replies:
+            self._settle(reply)
+
+    def _settle(self, reply: wire.Reply) -> None:
+        """Every reply passes through here, in order, so that each finds its own descriptor."""
+        answer = self._calls.get(getattr(reply, "call", PING))
+        if answer is None or answer.done():
+            self._client.discard(self.connection, reply)
+        elif isinstance(reply, wire.Refused):
+            answer.set_exception(reply.failure.exception())
+        else:
+            try:
+                answer.set_result((reply, self._memory(reply)))
+            except HopliteError as error:
+                answer.set_exception(error)
+
+    def _memory(self, reply: wire.Reply) -> memoryview:
+        return self._client.open_value(self.connection, reply) if isinstance(reply, wire.Value) else _NO_MEMORY
+
+
+_of_loops: dict[asyncio.AbstractEventLoop, LoopCalls] = {}
+
+
+def of_this_loop(client: Client) -> LoopCalls:
+    """The calls of the running loop with this client. What loops that have ended left behind is dropped."""
+    for loop in [loop for loop in list(_of_loops) if loop.is_closed()]:
+        if (left := _of_loops.pop(loop, None)) is not None:
+            left.drop()
+    loop = asyncio.get_running_loop()
+    calls = _of_loops.get(loop)
+    if calls is None or calls.client is not client:
+        calls = _of_loops[loop] = LoopCalls(client)
+    return calls
