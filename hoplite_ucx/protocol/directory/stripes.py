@@ -1,8 +1,8 @@
 """Targets that everybody gets, made in stripes: pieces of the result, each combined and spread as an object of its own.
 
-A reduction in one chain sends every byte over every link twice, once to combine it and once to spread it. Cut into as
-many stripes as there are sources, each with a chain of its own, and the chains being rotations of one ring, every host
-is the root of one stripe and the end of another, and a link carries only 2(n-1)/n of the bytes.
+A reduction in one chain sends every byte over every link twice, once to combine it and once to spread it. Cut into
+stripes, each with a chain of its own along one ring, and the chains ending at every host of it or at every second, all
+links carry only 2(n-1)/n of the bytes.
 
 The reduction owns the selection of sources, the slots of all stripes and the seal; its root is a slot that *gathers*:
 its parts are the stripes, and it has no host, since everyone who gets the target puts it together for himself. Here is
