@@ -5,6 +5,7 @@ This module is the public face of the package and only re-exports; the parts liv
 link, `gpu` knows device memory, `cli` is the `hoplite` command and `bench` measures.
 """
 
+from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.api import (
     allreduce,
     contributors,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Draft",
+    "HopliteError",
     "ObjectRef",
     "allreduce",
     "contributors",

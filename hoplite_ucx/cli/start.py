@@ -9,7 +9,7 @@ import typer
 
 from hoplite_ucx.cli.quantities import bandwidth_option, format_size, size_option
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime.cluster import default_memory, read_token
+from hoplite_ucx.runtime.cluster import AGENT, default_memory, read_token
 from hoplite_ucx.runtime.service import Service, ServicePlan
 
 
@@ -53,6 +53,8 @@ def start(
         raise typer.Exit(1) from None
     try:
         _show(service, plan, head, as_json)
+        if others := service.other_agents():
+            typer.echo(_several(others), err=True)
         while True:
             service.watch(60.0)
     except KeyboardInterrupt:
@@ -66,6 +68,13 @@ def start(
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def _several(others: list[str]) -> str:
+    return (
+        f"warning: this host has other agents of this cluster: {', '.join(others)}. One is enough, and shares its "
+        f"memory with all processes; with several, programs must name theirs with init(agent=...) or {AGENT}"
+    )
 
 
 def _show(service: Service, plan: ServicePlan, head: bool, as_json: bool) -> None:

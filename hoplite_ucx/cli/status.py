@@ -21,7 +21,8 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show this host's agents, their largest objects and links, and the nodes of the cluster."""
+    """Show this host's agents, their largest objects and links, and the nodes of the cluster. It fails if there is
+    neither an agent here nor a cluster to ask."""
     where = address or os.environ.get(ADDRESS)
     try:
         cluster = directory_status(where, read_token()) if where is not None else None
@@ -31,8 +32,13 @@ def status(
     agents = local_agents()
     if as_json:
         typer.echo(json.dumps({"cluster": cluster, "agents": agents}))
-        return
-    console = Console()
+    else:
+        _show(Console(), cluster, agents)
+    if cluster is None and not agents:
+        raise typer.Exit(1)
+
+
+def _show(console: Console, cluster: dict[str, Any] | None, agents: list[dict[str, Any]]) -> None:
     if cluster is not None:
         _show_cluster(console, cluster)
     if not agents:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.calls import Steps
-from hoplite_ucx.runtime.connection import Connection
+from hoplite_ucx.runtime.connection import START_AGAIN, Connection
 from hoplite_ucx.runtime.kernels import Bytes
 from hoplite_ucx.runtime.reader import Reader
 from hoplite_ucx.runtime.values import Encoded
@@ -39,8 +39,10 @@ R = TypeVar("R")
 
 
 class Client:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, remedy: str = START_AGAIN) -> None:
+        """The name is that of the agent's socket; the remedy is what users are told when the agent is gone."""
         self._name = name
+        self._remedy = remedy
         self._identity = secrets.token_bytes(16)
         self._pid = os.getpid()
         self._forks = 0
@@ -53,7 +55,7 @@ class Client:
         self._mine: dict[int, Bytes] = {}
         """Memory that this process filled and may fill again, by its number."""
         self._released: deque[tuple[int, int]] = deque()
-        self._background = Connection(name, self._identity, background=True)
+        self._background = Connection(name, self._identity, background=True, remedy=remedy)
         self.greeting = self._background.greeting
         me = Identity(int.from_bytes(self._identity[:8]), b"", self.greeting.cluster.encode())
         self.reader = Reader(me, self._directory_at)
@@ -197,7 +199,7 @@ class Client:
             raise self.over()
         if self._pid != os.getpid():
             raise forked()
-        connection = Connection(self._name, self._identity, background=False)
+        connection = Connection(self._name, self._identity, background=False, remedy=self._remedy)
         among.add(connection)
         return connection
 

@@ -32,6 +32,7 @@ TOKEN_FILE = "HOPLITE_TOKEN_FILE"
 _FIND_SECONDS = 2.0
 _PATIENCE = 3.0
 """Nobody starts an embedded directory again: after this long without it, the agent ends, and calls hear of it."""
+_INIT_AGAIN = "call shutdown() and init() again; what was put before is lost with it"
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ def start_embedded(memory: int) -> Cluster:
         processes.tell(agent_process, {**task, "patience": _PATIENCE})
         children.append(processes.await_ready("agent", agent_process))
         report = children[1].report
-        client = Client(socket_name(report["cluster"], report["agent"]))
+        client = Client(socket_name(report["cluster"], report["agent"]), _INIT_AGAIN)
     except BaseException:
         processes.abandon(agent_process)
         for child in children:

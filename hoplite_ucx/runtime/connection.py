@@ -26,12 +26,15 @@ _ROOM_FOR_FDS = socket.CMSG_SPACE(64 * _FD.size)
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
 
+START_AGAIN = "look whether it was killed, start it again with `hoplite start`, then call shutdown() and init()"
 PING = 0
 """The call number of pings; calls count from one."""
 
 
 class Connection:
-    def __init__(self, name: str, worker: bytes, *, background: bool) -> None:
+    def __init__(self, name: str, worker: bytes, *, background: bool, remedy: str = START_AGAIN) -> None:
+        """The remedy is what users are told when the agent is gone."""
+        self._remedy = remedy
         self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._frames = wire.Frames()
         self._replies: deque[wire.Reply] = deque()
@@ -46,12 +49,12 @@ class Connection:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(QUIET), 0))
             _dial(sock, name)
             if shm.peer_uid(sock) != os.getuid():
-                raise _gone("another user's process answers under this agent's name")
+                raise self._gone("another user's process answers under this agent's name")
             self.send(wire.Hello(wire.WIRE, worker, background))
             greeting = self.receive(time.monotonic() + _CONNECT_SECONDS)
         except OSError as error:
             sock.close()
-            raise _gone(f"no agent answers: {error}") from error
+            raise self._gone(f"no agent answers: {error}") from error
         except BaseException:
             sock.close()
             raise
@@ -60,7 +63,7 @@ class Connection:
             raise greeting.failure.exception()
         if not isinstance(greeting, wire.Greeting):
             sock.close()
-            raise _gone("the agent does not greet")
+            raise self._gone("the agent does not greet")
         self.greeting = greeting
 
     def fileno(self) -> int:
@@ -75,7 +78,7 @@ class Connection:
             self._sock.sendall(wire.frame(request))
         except OSError as error:
             self.close()
-            raise _gone(f"the agent is gone: {error}") from error
+            raise self._gone(f"the agent is gone: {error}") from error
 
     def send_some(self, data: bytes | bytearray) -> int:
         """As much as goes at once."""
@@ -85,7 +88,7 @@ class Connection:
             return 0
         except OSError as error:
             self.close()
-            raise _gone(f"the agent is gone: {error}") from error
+            raise self._gone(f"the agent is gone: {error}") from error
 
     def receive(self, deadline: float | None) -> wire.Reply:
         """The next reply. The agent keeps to the caller's time limit; this is about the agent itself."""
@@ -103,7 +106,7 @@ class Connection:
         """Nothing has come for a while: ask whether the agent is there."""
         if quiet >= 2 * QUIET or (deadline is not None and time.monotonic() >= deadline):
             self.close()
-            raise silent()
+            raise self.silent()
         if quiet >= QUIET:
             self.send(wire.Ping(PING))
 
@@ -128,6 +131,12 @@ class Connection:
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
+    def silent(self) -> HopliteError:
+        return self._gone("the agent does not answer")
+
+    def _gone(self, detail: str) -> HopliteError:
+        return Failure(FailureKind.CLOSED, detail, self._remedy).exception()
+
     def __del__(self) -> None:
         """A thread that ends leaves its connection behind."""
         with suppress(AttributeError):
@@ -141,7 +150,7 @@ class Connection:
             return False
         except OSError as error:
             self.close()
-            raise _gone(f"the agent is gone: {error}") from error
+            raise self._gone(f"the agent is gone: {error}") from error
         for level, kind, content in beside:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._fds.extend(_FD.unpack_from(content, at)[0] for at in range(0, len(content), _FD.size))
@@ -151,7 +160,7 @@ class Connection:
             raise Failure(FailureKind.STORE_FULL, detail, remedy).exception()
         if not data:
             self.close()
-            raise _gone("the agent is gone")
+            raise self._gone("the agent is gone")
         try:
             for frame in self._frames.feed(data):
                 reply = wire.decode_reply(frame)
@@ -180,15 +189,6 @@ def _dial(sock: socket.socket, name: str) -> None:
 
 def _is_pong(reply: wire.Reply) -> bool:
     return isinstance(reply, wire.Done) and reply.call == PING
-
-
-def silent() -> HopliteError:
-    return _gone("the agent does not answer")
-
-
-def _gone(detail: str) -> HopliteError:
-    remedy = "look whether it was killed, start it again with `hoplite start`, then call shutdown() and init()"
-    return Failure(FailureKind.CLOSED, detail, remedy).exception()
 
 
 def agents(uid: int | None = None) -> list[str]:

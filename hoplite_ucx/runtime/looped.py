@@ -19,7 +19,7 @@ from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.background import DaemonPool
 from hoplite_ucx.runtime.calls import Question, Steps
 from hoplite_ucx.runtime.client import AT_ONCE, GRACE, Client
-from hoplite_ucx.runtime.connection import PING, QUIET, Connection, silent
+from hoplite_ucx.runtime.connection import PING, QUIET, Connection
 
 R = TypeVar("R")
 Got: TypeAlias = tuple[memoryview, bytes]
@@ -151,7 +151,7 @@ class _Session:
     def _be_patient(self, quiet: float, *, late: bool) -> None:
         """Nothing has come for a while: ask whether the agent is there."""
         if late or quiet >= 2 * QUIET:
-            self._fail(silent())
+            self._fail(self.connection.silent())
         elif quiet >= QUIET and not self._pinged:
             self._pinged = True
             self._send(wire.Ping(PING))

@@ -161,11 +161,12 @@ async def _main(serve: Serve, task: dict[str, Any], parent: int) -> int:
     try:
         report, stop = await serve(task)
     except (TransportError, HopliteError) as error:
-        detail = error.detail if isinstance(error, TransportError) else error.failure.detail
-        _say({"error": f"{detail}", "remedy": error.remedy})
+        detail = f"{error.detail} ({error.peer})" if isinstance(error, TransportError) else error.failure.detail
+        _say({"error": detail, "remedy": error.remedy})
         return 1
     except (OSError, ValueError) as error:
-        _say({"error": str(error), "remedy": "check the address, and that its port is free"})
+        here = f"at {task['host']}:{task.get('port', 0)}" if task["host"] else f"towards {task['directory']}"
+        _say({"error": f"{error} ({here})", "remedy": "check the address, and that its port is free"})
         return 1
     _say(report)
     loop.add_reader(sys.stdin.fileno(), _on_input, over)

@@ -15,7 +15,9 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.addresses import host_towards, measured_rate
 from hoplite_ucx.runtime.cluster import agent_task, directory_task
+from hoplite_ucx.runtime.connection import agents
 from hoplite_ucx.runtime.processes import Child
+from hoplite_ucx.runtime.workers import socket_name
 from hoplite_ucx.transports.addresses import parse_address
 
 _FIRST_PAUSE = 0.1
@@ -65,6 +67,12 @@ class Service:
     def agent(self) -> dict[str, str]:
         assert self._agent is not None
         return self._agent.report
+
+    def other_agents(self) -> list[str]:
+        """Of this cluster and this user, on this host."""
+        cluster = socket_name(self.agent["cluster"], "")
+        found = [name.removeprefix(cluster) for name in agents() if name.startswith(cluster)]
+        return [agent for agent in found if agent != self.agent["agent"]]
 
     def watch(self, seconds: float) -> None:
         """Look after the processes for that long. Raises a typed error if the agent has ended."""

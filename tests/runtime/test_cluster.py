@@ -134,11 +134,15 @@ def test_trees_reduce_leaf_by_leaf(live: Live) -> None:
 
 
 def test_a_mismatch_names_it(live: Live) -> None:
-    refs = [live.hosts[0].put(np.zeros(1 << 18)), live.hosts[1].put(np.zeros(1 << 17))]
-    target = live.hosts[0].reduce(refs)
-    with pytest.raises(InvalidRequestError) as caught:
-        live.hosts[0].get(target)
-    assert caught.value.ref == target.binary
+    other_order = np.zeros((1 << 9, 1 << 9), order="F")
+    for other, says in ((np.zeros(1 << 17), "2097152 and 1048576 bytes"), (other_order, "memory order")):
+        refs = [live.hosts[0].put(np.zeros((1 << 9, 1 << 9)))]
+        target = live.hosts[0].reduce([*refs, later := ObjectRef.random()])
+        live.hosts[0].wait(refs)
+        live.hosts[1].put(other, later)
+        with pytest.raises(InvalidRequestError, match=says) as caught:
+            live.hosts[0].get(target)
+        assert caught.value.ref == target.binary
 
 
 @pytest.mark.parametrize("everywhere", [False, True])

@@ -17,6 +17,7 @@ from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.cluster import directory_task
 from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.scopes import note_made
 from tests.runtime.live import TOKEN, Host, live_cluster
 from tests.runtime.test_cluster import eventually, random_bytes
 
@@ -281,6 +282,12 @@ def test_a_program_ends_although_calls_are_open() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def fail_in_a_scope() -> None:
+    with hoplite.scope():
+        note_made(hoplite.new_ref())
+        raise ValueError("the user's own")
+
+
 def test_an_embedded_cluster_without_its_directory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -291,6 +298,11 @@ def test_an_embedded_cluster_without_its_directory_ends(monkeypatch: pytest.Monk
         os.kill(directory, signal.SIGKILL)
         thread.join(15)
         assert isinstance(outcome[0], ClosedError)
+        assert "init()" in outcome[0].remedy
+        assert "hoplite start" not in outcome[0].remedy
+        with pytest.raises(ValueError, match="the user's own") as caught:
+            fail_in_a_scope()
+        assert "could not be deleted" in caught.value.__notes__[0]
     finally:
         hoplite.shutdown()
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,9 +49,11 @@ def test_a_head_and_another_agent() -> None:
     with service("--head", "--port", "0") as (head, report):
         children = children_of(head.pid)
         assert len(children) == 2
-        with service("--address", report["address"]) as (_, other):
+        with service("--address", report["address"]) as (second, other):
             assert other["cluster"] == report["cluster"]
             assert other["agent"] != report["agent"]
+            assert second.stderr is not None
+            assert f"other agents of this cluster: {report['agent']}" in second.stderr.readline()
             hoplite.init(report["address"], agent=other["agent"])
             try:
                 ref = hoplite.put(np.arange(1 << 18))
@@ -116,7 +119,7 @@ def test_a_service_that_is_killed_leaves_nothing() -> None:
     [
         (["start"], "--head"),
         (["start", "--head", "--address", "127.0.0.1:1"], "--head"),
-        (["start", "--address", "127.0.0.1:1"], "nobody listens there"),
+        (["start", "--address", "127.0.0.1:1"], "nobody listens there (127.0.0.1:1)"),
         (["start", "--address", "nonsense"], "no address"),
         (["start", "--head", "--memory", "much"], "--memory"),
         (["status", "--address", "127.0.0.1:1"], "nobody listens there"),
@@ -128,6 +131,22 @@ def test_bad_input(arguments: list[str], says: str) -> None:
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code != 0
     assert says in done.stderr.replace("\n", " "), done.stderr
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run("start", "--head", "--port", port)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}" in done.stderr
+
+
+def test_status_where_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["hoplite_ucx.cli.status"], "local_agents", list)
+    monkeypatch.delenv("HOPLITE_ADDRESS", raising=False)
+    done = CliRunner().invoke(app, ["status"])
+    assert done.exit_code == 1
+    assert "hoplite start" in done.stdout.replace("\n", " ")
 
 
 def test_listening_elsewhere_needs_a_token(tmp_path: Path) -> None:

@@ -239,8 +239,10 @@ class Reduction(Binding):
         if (size, layout) == (self._size, self._layout):
             return True
         first = next(iter(self.chosen))
-        detail = f"its sources {short(first)} and {short(ref)} differ in shape or dtype"
-        self._give_up(Failure(FailureKind.INVALID, detail, "reduce objects of one shape and dtype", self.record.ref))
+        how = f"have {self._size} and {size} bytes" if size != self._size else "differ in shape, dtype or memory order"
+        detail = f"its sources {short(first)} and {short(ref)} {how}"
+        remedy = "reduce objects of one shape and dtype, all in C or all in Fortran order (numpy.ascontiguousarray)"
+        self._give_up(Failure(FailureKind.INVALID, detail, remedy, self.record.ref))
         return False
 
     # --- mending -------------------------------------------------------------------------------------------------
