@@ -21,7 +21,6 @@ import platform
 import signal
 import socket
 import time
-from operator import itemgetter
 from struct import Struct
 
 __all__ = ["post_warden"]
@@ -30,8 +29,10 @@ _CLONE_FILES = 0x400
 _CLONE = {"x86_64": 56, "aarch64": 220}
 """The number of the system call, where its arguments are known to be in this order."""
 _PR_SET_NAME = 15
-_LAST_SENT = Struct("44xI")
-"""Of the kernel's `tcp_info`: how many milliseconds ago data was sent last."""
+_LAST_DATA = Struct("44xI4xI")
+"""Of the kernel's `tcp_info`: how many milliseconds ago data was sent, and received."""
+_BUSY_MILLISECONDS = 50
+_MOMENT_SECONDS = 0.02
 _PTHREAD_PROCESS_SHARED = 1
 _PTHREAD_MUTEX_ROBUST = 1
 _LOOK_SECONDS = 5.0
@@ -90,40 +91,64 @@ def _robust_mutex() -> ctypes.c_void_p | None:
 def _watch(agent: int, mutex: ctypes.c_void_p) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # it ends with the agent, and not before
     _libc.prctl(_PR_SET_NAME, b"hoplite-warden", 0, 0, 0)
+    with contextlib.suppress(OSError):  # few may: a millisecond of work that cannot wait
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    _connections()  # the first time costs most of that
     status = errno.ETIMEDOUT
     while status == errno.ETIMEDOUT and os.getppid() == agent:
         until = _Timespec(int(time.time() + _LOOK_SECONDS), 0)
         status = _libc.pthread_mutex_timedlock(mutex, ctypes.byref(until))
-    _stand_back(agent)
     _hang_up()
-    _stand_back(os.getpid())  # with the last descriptor of a segment its pages go
+    _stand_back(agent)
+    _stand_back(os.getpid())
+
+
+def _hang_up() -> None:
+    """Close every socket: listeners first, so that nobody is told to try again, and connections on which bytes flow.
+
+    The others follow a moment later, lest all peers at once take the processor from those who have to go on.
+    """
+    connections = sorted(_connections())
+    for idle, fd in connections:
+        if idle <= _BUSY_MILLISECONDS:
+            _close(fd)
+    time.sleep(_MOMENT_SECONDS)
+    for idle, fd in connections:
+        if idle > _BUSY_MILLISECONDS:
+            _close(fd)
+
+
+def _connections() -> list[tuple[int, int]]:
+    """All sockets among the descriptors, with the milliseconds for which each has been idle."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # something else, or closed meanwhile
+            held = socket.socket(fileno=fd)
+            try:
+                found.append((_idle_milliseconds(held), fd))
+            finally:
+                held.detach()  # it is the agent's
+    return found
+
+
+def _idle_milliseconds(held: socket.socket) -> int:
+    """Less than any for a listener, and more for what is no TCP connection."""
+    try:
+        if held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return -1
+        return int(min(_LAST_DATA.unpack(held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.size))))
+    except OSError:
+        return 1 << 32
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError), socket.socket(fileno=fd) as held:
+        held.shutdown(socket.SHUT_RDWR)
 
 
 def _stand_back(process: int) -> None:
     """What is left to be done for the dead is to free memory: let those who live go first."""
     with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{process}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), 19)
-
-
-def _hang_up() -> None:
-    """Close every socket: listeners first, so that nobody is told to try again, then those who heard something last."""
-    sockets = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # something else, or closed meanwhile
-            held = socket.socket(fileno=int(name))
-            sockets.append((_since_it_sent(held), held))
-    for _, held in sorted(sockets, key=itemgetter(0)):
-        with contextlib.suppress(OSError):
-            held.shutdown(socket.SHUT_RDWR)
-        held.close()
-
-
-def _since_it_sent(held: socket.socket) -> int:
-    """Milliseconds; less than any for a listener, and more for what is no TCP connection."""
-    try:
-        if held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return -1
-        return int(_LAST_SENT.unpack(held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_SENT.size))[0])
-    except OSError:
-        return 1 << 32
+        for thread in map(int, os.listdir(f"/proc/{process}/task")):
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, thread, 19)

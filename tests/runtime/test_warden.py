@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hoplite_ucx.runtime.warden import post_warden
+from hoplite_ucx.runtime.warden import _connections, post_warden
 
 _SECONDS = 10.0
 
@@ -20,7 +20,7 @@ _SECONDS = 10.0
 # being unmapped, and its descriptors stay open.
 _PROCESS = """
 import ctypes, socket, sys, threading, time
-from hoplite_ucx.runtime.warden import post_warden
+from hoplite_ucx.runtime.warden import _connections, post_warden
 warden = post_warden() if sys.argv[2] == "warden" else 0
 link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))  # later than the warden
 listener = socket.create_server(("127.0.0.1", 0))
@@ -138,3 +138,18 @@ def test_a_process_goes_on_without_its_warden() -> None:
 def test_where_it_cannot_be_had_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "pdp11")
     assert post_warden() is None
+
+
+def test_listeners_come_first_and_then_who_heard_something_last() -> None:
+    with ExitStack() as stack:
+        local, other = socket.socketpair()
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        quiet = stack.enter_context(socket.create_connection(listener.getsockname()))
+        busy = stack.enter_context(socket.create_connection(listener.getsockname()))
+        for held in (local, other, listener.accept()[0], listener.accept()[0]):
+            stack.enter_context(held)
+        time.sleep(0.05)
+        busy.send(b"x")
+        idle = {fd: milliseconds for milliseconds, fd in _connections()}
+        assert idle[listener.fileno()] < idle[busy.fileno()] < idle[quiet.fileno()] < idle[local.fileno()]
+        busy.send(b"x")  # a look closes nothing
