@@ -11,7 +11,7 @@ from hoplite_ucx.bench.faults.arena import Arena
 from hoplite_ucx.bench.faults.injecting import Fault, FaultKind
 from hoplite_ucx.bench.faults.oracle import Evidence
 from hoplite_ucx.bench.faults.plans import Plan
-from hoplite_ucx.bench.faults.scenarios import CALL_SECONDS, Call, Operation, Role, roles
+from hoplite_ucx.bench.faults.scenarios import CALL_SECONDS, Call, Operation, Role, identity, roles
 from hoplite_ucx.bench.lines import PeerError
 
 __all__ = ["Outcome", "Recovery", "play"]
@@ -224,7 +224,7 @@ def _recoveries_on(host: int, streams: list[dict[str, Any]], victim: str, fault_
     found = []
     for place, stream in enumerate(streams):
         closed = stream["closed"]
-        if stream["sender"] != victim or closed is None or closed < fault_at or stream["opened"] > fault_at:
+        if identity(stream["sender"]) != victim or closed is None or closed < fault_at or stream["opened"] > fault_at:
             continue
         if stream["watermark"] < stream["size"]:
             alike = (s for s in streams[place + 1 :] if (s["ref"], s["into"]) == (stream["ref"], stream["into"]))

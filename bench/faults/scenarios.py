@@ -18,7 +18,7 @@ from hoplite_ucx.bench.faults.peers import Answer, Peer
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.timing import limit_seconds
 
-__all__ = ["Call", "Operation", "Role", "Scenario", "Source", "roles"]
+__all__ = ["Call", "Operation", "Role", "Scenario", "Source", "identity", "roles"]
 
 CALL_SECONDS = 30.0
 """What a get is given: far more than any fault lasts."""
@@ -144,9 +144,14 @@ class Scenario:
         return Call(rank, self.results, peer, peer.tell("get", refs=self.results, at=at, timeout=CALL_SECONDS))
 
 
+def identity(node: str) -> str:
+    """A node's name without the number of its life: who was fenced comes back with the next one."""
+    return node.partition(".")[0]
+
+
 def roles(scenario: Scenario, looks: dict[int, dict[str, Any]], nodes: dict[str, int]) -> dict[int, Role]:
-    """What everybody is, told from one look at all agents. `nodes` are the ranks by the names of the agents."""
-    pulled_from = {nodes.get(stream["sender"]) for look in looks.values() for stream in look["streams"]}
+    """What everybody is, told from one look at all agents. `nodes` are the ranks by the identities of the agents."""
+    pulled_from = {nodes.get(identity(stream["sender"])) for look in looks.values() for stream in look["streams"]}
     found = {}
     for rank, look in looks.items():
         phases = look["phases"]
