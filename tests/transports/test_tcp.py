@@ -26,6 +26,7 @@ from hoplite_ucx.transports.interface import Fault, Side
 from hoplite_ucx.transports.tcp import receiving, sending
 from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record
+from hoplite_ucx.transports.tcp.sending import FIRST_FRAME
 
 KEY = (2, 1)
 SIZE = 100_000
@@ -171,13 +172,27 @@ def test_records_that_say_nothing_new_are_harmless() -> None:
             + RECORD.pack(Record.CANCEL, 1, 0, 0, 0)
             + RECORD.pack(Record.OPEN, 2, (1 << 64) - 1, *KEY)[:20]
         )
-        outgoing = Serving(end, 2, KEY, filled(1, SIZE), SIZE, granule=SIZE)
+        outgoing = Serving(end, 2, KEY, filled(1, FIRST_FRAME), FIRST_FRAME, granule=FIRST_FRAME)
         sock.sendall(RECORD.pack(Record.OPEN, 2, (1 << 64) - 1, *KEY)[20:])
         sock.settimeout(5)
         with sock.makefile("rb") as file:
-            frame = file.read(DATA.size + SIZE)
-        assert DATA.unpack_from(frame) == (2, SIZE, 0)
-        assert frame[DATA.size :] == bytes(filled(1, SIZE).view)
+            frame = file.read(DATA.size + FIRST_FRAME)
+        assert DATA.unpack_from(frame) == (2, FIRST_FRAME, 0)
+        assert frame[DATA.size :] == bytes(filled(1, FIRST_FRAME).view)
+        outgoing.wait(5)
+
+
+def test_the_first_frame_of_a_stream_is_short() -> None:
+    """Whoever waits for a stream soon has something to pass on; from then on frames are as long as they may be."""
+    size = 4 * FIRST_FRAME
+    with TcpEndpoint(1) as end, false_receiver(end) as sock:
+        outgoing = Serving(end, 2, KEY, filled(1, size), size, granule=size)
+        sock.sendall(RECORD.pack(Record.OPEN, 1, size, *KEY))
+        sock.settimeout(5)
+        with sock.makefile("rb") as file:
+            for length, offset in ((FIRST_FRAME, 0), (size - FIRST_FRAME, FIRST_FRAME)):
+                assert DATA.unpack(file.read(DATA.size)) == (1, length, offset)
+                assert len(file.read(length)) == length
         outgoing.wait(5)
 
 

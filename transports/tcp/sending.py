@@ -40,6 +40,8 @@ GRACE_SECONDS = 2.5
 RECORDS_SECONDS = 1e-3
 # Who has waited for its turn so long has it: some bytes of every stream between two looks of its receiver.
 PATIENCE_SECONDS = 0.25
+# The first frame of a stream is no longer than this, so that whoever waits for it soon has something to pass on.
+FIRST_FRAME = 64 << 10
 # Streams that a receiver may have opened and nobody has served yet.
 MAX_GRANTS = 4096
 _RECORDS_READ = 16 << 10
@@ -64,6 +66,7 @@ class Outgoing:
         "channel",
         "granule",
         "limit",
+        "longest",
         "on_closed",
         "order",
         "over",
@@ -91,6 +94,7 @@ class Outgoing:
         self.position = offset
         self.size = size
         self.granule = granule
+        self.longest = min(granule, FIRST_FRAME)  # of its next frame
         self.order = order
         self.on_closed = on_closed
         self.channel = 0  # none yet
@@ -330,7 +334,7 @@ class SendingLink:
 
     def _sendable(self, outgoing: Outgoing) -> int:
         """How long the stream's next frame can be."""
-        end = min(outgoing.position + outgoing.granule, outgoing.source.watermark(), outgoing.limit, outgoing.size)
+        end = min(outgoing.position + outgoing.longest, outgoing.source.watermark(), outgoing.limit, outgoing.size)
         return end - outgoing.position
 
     def _finish(self, sock: socket.socket, header: bytes, window: memoryview, sent: int) -> None:
@@ -394,6 +398,7 @@ class SendingLink:
 
     def _count(self, outgoing: Outgoing, length: int) -> None:
         outgoing.position += length
+        outgoing.longest = outgoing.granule
         self._bytes += length
         self._frames += 1
 
