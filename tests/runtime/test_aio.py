@@ -22,6 +22,14 @@ Run: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
 both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 
+async def under_way(count: int) -> looped.LoopCalls:
+    """So many calls have been sent."""
+    calls = looped.of_this_loop(current.client())
+    while sum(len(session._calls) for session in calls._sessions) < count:
+        await asyncio.sleep(0.01)
+    return calls
+
+
 def waiting(count: int) -> list["asyncio.Task[Any]"]:
     return [asyncio.create_task(aio.get(hoplite.new_ref(), timeout=60)) for _ in range(count)]
 
@@ -71,9 +79,7 @@ def test_many_gets_wait_for_puts_of_the_same_program(run: Run) -> None:
 def test_cancelled_gets_end_their_calls(run: Run) -> None:
     async def main() -> None:
         gets = waiting(MANY)
-        calls = looped.of_this_loop(current.client())
-        while sum(len(session._calls) for session in calls._sessions) < MANY:
-            await asyncio.sleep(0.01)
+        calls = await under_way(MANY)
         assert len(calls._sessions) == -(-MANY // looped.AT_ONCE)
         began = time.monotonic()
         for get in gets:

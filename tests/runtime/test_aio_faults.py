@@ -13,7 +13,7 @@ import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from hoplite_ucx.errors import ClosedError
 from hoplite_ucx.runtime import current, looped
-from tests.runtime.test_aio import Run, both_loops
+from tests.runtime.test_aio import Run, both_loops, under_way
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def waiting(count: int, timeout: float | None) -> list["asyncio.Task[Any]"]:
 def test_open_calls_end_with_the_agent(run: Run, own_cluster: int) -> None:
     async def main() -> None:
         gets = waiting(3, timeout=None)
-        await asyncio.sleep(0.1)
+        await under_way(3)
         os.kill(own_cluster, signal.SIGKILL)
         for outcome in await asyncio.wait_for(asyncio.gather(*gets, return_exceptions=True), 10):
             assert isinstance(outcome, ClosedError)
@@ -51,7 +51,7 @@ def test_open_calls_end_with_the_agent(run: Run, own_cluster: int) -> None:
 def test_open_calls_end_with_the_runtime(run: Run) -> None:
     async def main() -> None:
         gets = waiting(3, timeout=None)
-        await asyncio.sleep(0.1)
+        await under_way(3)
         await aio.shutdown()
         for outcome in await asyncio.wait_for(asyncio.gather(*gets, return_exceptions=True), 10):
             assert isinstance(outcome, ClosedError)
@@ -61,22 +61,39 @@ def test_open_calls_end_with_the_runtime(run: Run) -> None:
 
 
 def test_a_stopped_agent_holds_nobody_up(own_cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looped, "GRACE", 0.3)
-    monkeypatch.setattr(looped, "QUIET", 0.2)
-
     async def main() -> None:
         (first,) = waiting(1, timeout=None)
-        await asyncio.sleep(0.1)
+        await under_way(1)
         os.kill(own_cluster, signal.SIGSTOP)
+        monkeypatch.setattr(looped, "GRACE", 0.3)
         try:
             began = time.monotonic()
-            for get in (first, *waiting(1, timeout=0.1)):
+            for get in (*waiting(1, timeout=0.1), first):
                 with pytest.raises(ClosedError, match="does not answer"):
-                    await asyncio.wait_for(get, 10)
-            assert time.monotonic() - began < 5
+                    await asyncio.wait_for(get, 20)
+            assert time.monotonic() - began < 4  # less than the usual grace
         finally:
             os.kill(own_cluster, signal.SIGCONT)
+            monkeypatch.undo()
         ref = await aio.put("there again")
-        assert await aio.get(ref, timeout=10) == "there again"
+        assert await aio.get(ref, timeout=20) == "there again"
+
+    asyncio.run(main())
+
+
+def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looped, "QUIET", 2.0)
+
+    async def main() -> None:
+        (get,) = waiting(1, timeout=None)
+        await under_way(1)
+        await asyncio.sleep(5)  # it is asked, and answers
+        assert not get.done()
+        os.kill(own_cluster, signal.SIGSTOP)
+        try:
+            with pytest.raises(ClosedError, match="does not answer"):
+                await asyncio.wait_for(get, 30)
+        finally:
+            os.kill(own_cluster, signal.SIGCONT)
 
     asyncio.run(main())
