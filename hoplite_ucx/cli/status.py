@@ -63,7 +63,7 @@ def _show_agent(console: Console, agent: dict[str, Any]) -> None:
     session = "connected to" if agent["connected"] else "looking for"
     console.print(
         f"agent {agent['agent']} at {agent['address']}, {session} {agent['directory']}: "
-        f"{agent['objects']} objects, {used}, {agent['workers']} workers"
+        f"{agent['objects']} objects, {used}, {agent['workers']} workers, {agent['calls']} open calls"
     )
     if agent["largest"]:
         table = Table("ref", "size", "state", "idle", "held by")

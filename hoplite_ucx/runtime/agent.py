@@ -496,6 +496,7 @@ class Agent:
             "address": self.address,
             "uptime": now() - self._started,
             "workers": len(self._workers),
+            "calls": self._workers.open_calls,
             "memory": {"limit": memory.limit, "used": memory.used, "pooled": self._store.pooled},
             "objects": len(memory.segments),
             "largest": [

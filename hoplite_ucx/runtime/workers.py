@@ -134,6 +134,10 @@ class Workers:
     def __len__(self) -> int:
         return len(self._workers)
 
+    @property
+    def open_calls(self) -> int:
+        return len(self._calls)
+
     # --- sessions ----------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:

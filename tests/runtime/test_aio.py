@@ -87,6 +87,9 @@ def test_cancelled_gets_end_their_calls(run: Run) -> None:
         await asyncio.wait(gets)
         assert await aio.get(await aio.put(1), timeout=10) == 1
         assert time.monotonic() - began < 5
+        async with asyncio.timeout(10):
+            while current.client().status()["calls"]:
+                await asyncio.sleep(0.01)
         (left,) = calls._sessions
         assert not left._calls
 
