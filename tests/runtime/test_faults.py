@@ -166,13 +166,13 @@ def test_an_interrupted_get_leaves_nothing_for_the_next(many: bool, monkeypatch:
     with live_cluster(1) as live:
         [host] = live.hosts
         first, second = (host.put(np.full(1 << 20, number)) for number in (1, 2))
-        opening = host.client._open
+        opening = host.client.open_value
 
         def interrupted(*_: object) -> memoryview:
-            monkeypatch.setattr(host.client, "_open", opening)
+            monkeypatch.setattr(host.client, "open_value", opening)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(host.client, "_open", interrupted)
+        monkeypatch.setattr(host.client, "open_value", interrupted)
         with pytest.raises(KeyboardInterrupt):
             host.client.get([first.binary] * (1 + many), 10)
         assert host.get(second)[0] == 2
