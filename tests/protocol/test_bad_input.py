@@ -27,6 +27,7 @@ from hoplite_ucx.protocol.messages import (
     Alive,
     Completed,
     Contributors,
+    Copy,
     Declined,
     Delete,
     Deleted,
@@ -220,6 +221,14 @@ def test_a_watermark_beyond_the_end_in_a_join_is_rejected(watermark: int) -> Non
     assert isinstance(welcome, Welcome)
     assert isinstance(answer, Rejected)
     assert answer.failure.ref == LIVE
+
+
+def test_nobody_goes_on_with_a_put_of_what_is_inline() -> None:
+    inline = version(4, counter=2)
+    hello = join(BUSY["B"], producing=(Copy(inline, 3, b""),), partials=(Partial(CURRENT, LARGE, b"", 0, NUMBER),))
+    welcome, answer = after("B", hello)
+    assert isinstance(welcome, Welcome)
+    assert answer == Drop(inline)
 
 
 @given(fault=st.sampled_from(StreamFault), number=st.integers(0, 1 << 40), watermark=st.integers(0, LARGE))

@@ -250,6 +250,26 @@ def test_what_is_made_from_a_target_that_reopens_may_hope_again() -> None:
     d.directory.check()
 
 
+def test_who_was_putting_a_hidden_object_keeps_it_for_those_who_chose_it() -> None:
+    """A has all of it before P's put is done. Taken for one who still makes it, P would be asked for it for ever."""
+    d = Reducer("P", "A", "B", "D")
+    put = d.put("P", 1, done=False)
+    d.want("A", 1)
+    d.tell("A", Completed(put))
+    d.put("B", 2)
+    d.reduce("D", (1, 2))
+    bind = d.take("B")
+    d.tell("D", Delete(5, (ref(1),)), Want(ref(TARGET)))
+    d.quiet()
+    d.tell("P", Completed(put))
+    assert d.heard("P") == []
+    d.lose("A")
+    assert d.feeders(bind)[short(ref(1))] == "P"
+    d.lose("P")
+    [failed] = d.heard_all(Failed, "D")
+    assert failed.failure.kind is FailureKind.LOST
+
+
 def test_who_comes_back_for_a_hidden_object_is_told_to_drop_it() -> None:
     d = Reducer("A", "B", "C", "D")
     d.put("A", 1)

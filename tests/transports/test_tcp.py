@@ -37,14 +37,14 @@ def test_conformance(check: Callable[[Maker], None]) -> None:
     check(TcpEndpoint)
 
 
-@pytest.mark.parametrize(("patience", "in_turns"), [(60.0, False), (0.0, True)])
-def test_the_lowest_rank_goes_first_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch, patience: float, in_turns: bool
+@pytest.mark.parametrize(("lower", "patience", "in_turns"), [(1, 60.0, False), (1, 0.0, True), (0, 60.0, True)])
+def test_the_lowest_rank_goes_first_but_not_for_ever_nor_before_those_without(
+    monkeypatch: pytest.MonkeyPatch, lower: int, patience: float, in_turns: bool
 ) -> None:
     monkeypatch.setattr(sending, "PATIENCE_SECONDS", patience)
     size, granule = 16 << 20, 64 << 10
     with endpoints(TcpEndpoint, 1, 2) as (a, b):
-        keys = {rank: next_key() for rank in (2, 1)}
+        keys = {rank: next_key() for rank in (2, lower)}
         for rank, key in keys.items():
             Serving(a, b.node, key, filled(rank, size), size, granule=granule, rank=rank)
         later = GatedSink(memory := Memory(bytearray(size)), size, granule)
@@ -60,11 +60,11 @@ def test_the_lowest_rank_goes_first_but_not_for_ever(
 
         first_memory = Memory(bytearray(size))
         sink = Sink(first_memory, size, granule)
-        first = Receiving(b, a.node, a.address, keys[1], size, granule=granule, memory=first_memory, sink=sink)
+        first = Receiving(b, a.node, a.address, keys[lower], size, granule=granule, memory=first_memory, sink=sink)
         wait_until(lambda: first_memory.watermark() == granule, "both streams run")
         for each in (later, sink) if in_turns else (sink, later):
             each.open_to(size)
-        first.complete(1)
+        first.complete(lower)
         second.complete(2)
         assert [watermark > size // 2 for watermark in reached] == [in_turns]
 

@@ -1,9 +1,10 @@
 """The sending end of a link: one thread that sends the frames of all streams which one receiver pulls.
 
-Streams with something to send and the credit for it stand in a line. The one of the first priority and lowest rank goes
-next, equals in turns, and in its turn a stream sends one frame. Who has stood in the line for long goes before all
-others: a stream that moves nothing counts as stalled. A stream that waits for bytes or credit does not stand in it: the
-rise of its source's watermark, or a credit, puts it back. The thread sleeps only if the line is empty.
+Streams with something to send and the credit for it stand in a line. Those of the first priority go in turns, and in
+its turn a stream sends one frame. Only those with a rank give their turns to the lowest of them, and so their order is
+nothing to others. Who has stood in the line for long goes before all: a stream that moves nothing counts as stalled. A
+stream that waits for bytes or credit does not stand in it: the rise of its source's watermark, or a credit, puts it
+back. The thread sleeps only if the line is empty.
 
 The receiver opens the connection. A stream may be served before that, and outlives connections on which it was not
 opened; when none comes for a while, it is closed, and the link ends.
@@ -47,7 +48,9 @@ MAX_GRANTS = 4096
 _RECORDS_READ = 16 << 10
 
 _this_thread = threading.local()
-_order = attrgetter("order")
+_since = attrgetter("since")
+_priority = attrgetter("priority")
+_rank = attrgetter("rank")
 
 
 def _ignore() -> None:
@@ -68,10 +71,11 @@ class Outgoing:
         "limit",
         "longest",
         "on_closed",
-        "order",
         "over",
         "position",
+        "priority",
         "queued",
+        "rank",
         "risen",
         "since",
         "size",
@@ -86,7 +90,8 @@ class Outgoing:
         offset: int,
         size: int,
         granule: int,
-        order: tuple[Priority, int],
+        priority: Priority,
+        rank: int,
         on_closed: Callable[[], None],
     ) -> None:
         self.stream = stream
@@ -95,7 +100,8 @@ class Outgoing:
         self.size = size
         self.granule = granule
         self.longest = min(granule, FIRST_FRAME)  # of its next frame
-        self.order = order
+        self.priority = priority
+        self.rank = rank
         self.on_closed = on_closed
         self.channel = 0  # none yet
         self.limit = 0
@@ -259,6 +265,21 @@ class SendingLink:
             self._line.append(outgoing)
             self._wake_up()
 
+    def _leave_line(self, now: float) -> Outgoing:
+        """Who goes next. Of equals it is always who came first."""
+        line = self._line
+        oldest = min(line, key=_since)
+        if now - oldest.since >= PATIENCE_SECONDS:
+            line.remove(oldest)
+            return oldest
+        first = lowest = min(line, key=_priority)
+        if first.rank:
+            lowest = min((o for o in line if o.rank and o.priority == first.priority), key=_rank)
+        place = line.index(first)
+        line[line.index(lowest)] = first  # who gives its turn away has that of who took it
+        del line[place]
+        return lowest
+
     def _wake_up(self) -> None:
         if self._asleep:
             self._asleep = False
@@ -349,10 +370,7 @@ class SendingLink:
     def _take_turn(self, now: float) -> Outgoing | None:
         with self._lock:
             while self._line:
-                outgoing = self._line[0]
-                if now - outgoing.since < PATIENCE_SECONDS and len(self._line) > 1:
-                    outgoing = min(self._line, key=_order)  # of equals, who came first
-                self._line.remove(outgoing)
+                outgoing = self._line.pop() if len(self._line) == 1 else self._leave_line(now)
                 outgoing.queued = False
                 if not outgoing.over:
                     self._sending = outgoing

@@ -106,7 +106,7 @@ class TcpTransport(Transport):
         on_closed: ServeClosed,
     ) -> None:
         check_stream(stream, offset, size, granule)
-        outgoing = Outgoing(stream, source, offset, size, granule, (priority, rank), on_closed)
+        outgoing = Outgoing(stream, source, offset, size, granule, priority, rank, on_closed)
         while offset < size:
             with self._links.lock:
                 if self._closed:

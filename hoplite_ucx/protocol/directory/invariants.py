@@ -186,6 +186,9 @@ def _check_stripes(directory: "Directory", record: "Record", broadcast: Broadcas
             gets = node in tree.receivers or node in tree.copies or node == tree.producer
             waits = node in output.waiting or (output.slot is not None and output.slot.host is not None)
             assert gets or waits, f"{version}: {label(node)} is not sent {stripe.version}"
+    if broadcast.stripes and not broadcast.copies and ("place", version.ref) not in directory.world.timers:
+        idle = [node for node, member in broadcast.waiting_stores().items() if member.connected]
+        assert not idle, f"{version}: {_labels(idle)} wait for company, and nobody looks when that is over"
     if broadcast.stripes and record.reduction is None:
         assert assemblers, f"{version}: nobody puts it together, and its stripes are kept"
 

@@ -113,8 +113,8 @@ class Joining:
         broadcast = self._objects.current(member, version)
         if broadcast is None or broadcast.producer == member.node:
             return
-        if broadcast.producer is not None or not broadcast.sealed:
-            self._world.send(member.node, Drop(version))  # others make it: offered again, it is a no-op
+        if broadcast.producer is not None or not broadcast.sealed or broadcast.inline is not None:
+            self._world.send(member.node, Drop(version))  # others make it, or we have it: offered again, it is a no-op
             return
         # It goes on even if others have it all by now: its last bytes, and that it has them, may be on their way to us.
         broadcast.forget(member.node)

@@ -301,8 +301,8 @@ class Objects:
         if node == broadcast.producer and broadcast.start:
             self.world.blame(node, version.ref, f"it makes {version} from {broadcast.start} on, and has not all of it")
             return
-        if record.deleted and member.node not in broadcast.copies:
-            self.world.send(member.node, Drop(version))  # only those who had it keep it for reductions
+        if record.deleted and node not in broadcast.copies and node != broadcast.producer:
+            self.world.send(member.node, Drop(version))  # only those who had it, or made it, keep it for reductions
             return
         self.involve(record, member)
         if broadcast.sealed:
