@@ -1,8 +1,8 @@
 """Streams that feed a slot: which of them may wait, and for whom."""
 
-from hoplite_ucx.protocol.events import CancelReceive, Receive
+from hoplite_ucx.protocol.events import CancelReceive, Combined, Receive, ReceiveClosed
 from hoplite_ucx.protocol.ids import node_id
-from hoplite_ucx.protocol.messages import Bind, Operation, Place, StreamStatus
+from hoplite_ucx.protocol.messages import Bind, Completed, Consumed, Operation, Place, Sealed, StreamStatus
 from hoplite_ucx.protocol.settings import MIB
 from tests.protocol.harness import RATE, NodeDriver, version
 
@@ -36,3 +36,15 @@ def test_a_part_that_could_go_on_and_does_not_is_a_stall() -> None:
         n.positions[first.stream] = step * MIB
         cancelled += [effect for effect in n.beat() if isinstance(effect, CancelReceive)]
     assert cancelled == [CancelReceive(second.stream)]
+
+
+def test_a_result_may_be_decided_before_its_last_stream_is_seen_to_end() -> None:
+    """The kernels and the links are different threads: `Combined` may overtake the `ReceiveClosed` of the last part."""
+    n, first, second = fed_slot()
+    n.handle(ReceiveClosed(first.stream, 8 * MIB, None))
+    assert n.sent(n.handle(Combined(second.segment)), Completed) == [Completed(version(1))]
+    assert n.only(n.directory(Sealed(version(1))), CancelReceive).stream == second.stream
+    assert n.sent(n.handle(ReceiveClosed(second.stream, 8 * MIB, None)), Consumed) == []
+    copy = n.state.memory.complete_copy(version(1).ref)
+    assert copy is not None
+    assert not copy.in_use()

@@ -351,8 +351,8 @@ class Fetching:
         fetch, sink = incoming.fetch, incoming.sink
         sink.receive = None
         sink.watermark = event.watermark
-        if sink.doomed:
-            self._memory.release(sink.owner)
+        if sink.doomed or (fetch.into and self.fetches.get((fetch.ref, fetch.into)) is not fetch):
+            self._memory.release(sink.owner)  # it, or the slot that it fed, was over before its stream was
             return
         fetch.incoming = None
         if sink.watermark == sink.size:

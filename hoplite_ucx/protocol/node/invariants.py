@@ -237,7 +237,8 @@ def _check_streams(name: str, fetching: Fetching) -> None:
             assert fetch.sink is sink, f"{name}: {stream} fills what its fetch does not hold"
         else:
             assert incoming.closing, f"{name}: {stream} runs for nobody"
-            assert sink.doomed, f"{name}: {stream} was let go of, but not what it fills"
+            over = sink.doomed or sink.watermark == sink.size
+            assert over, f"{name}: {stream} was let go of, but not what it fills"
 
 
 def _check_fetch(name: str, fetch: Fetch, state: "NodeState") -> None:

@@ -143,6 +143,8 @@ class Reducing:
             holding = slot.holding
             if holding is not None and holding.segment == segment and not holding.doomed:
                 holding.watermark = holding.size
+                for sink in holding.inputs:
+                    sink.watermark = sink.size  # the end of its stream may come later
                 if holding.start:
                     continue  # it has what is asked of it, but it is no copy
                 holding.phase = Phase.COMPLETE
