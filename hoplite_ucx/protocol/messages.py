@@ -28,7 +28,9 @@ Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Call: TypeAlias = Annotated[CallId, Meta(ge=0, lt=1 << 62)]
 Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e15)]
 """Bytes a second; bounded because rates are added up, and infinities would never go away again."""
-Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 16)]
+Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
+RANKS = 1 << 16
+"""Ranks of one reduction; those of a later one are above them."""
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Layout: TypeAlias = Annotated[bytes, Meta(max_length=MAX_LAYOUT)]
 Data: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
@@ -377,7 +379,8 @@ class Place(_ToNode, frozen=True):
     origin: Origin | None = None
     into: Into = NO_SLOT
     rank: Rank = 0
-    """Of a stripe: how many hops its bytes have come. Those that have the longest way to go are sent first."""
+    """Of a stripe: RANKS times the reduction's turn, and how many hops its bytes have come. What was laid first is sent
+    first, and of that what has the longest way to go: else later reductions would hold up those before them."""
 
 
 BIND_ALIGNMENT = 64

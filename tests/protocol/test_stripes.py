@@ -28,6 +28,7 @@ from hoplite_ucx.protocol.events import (
 from hoplite_ucx.protocol.ids import node_id
 from hoplite_ucx.protocol.messages import (
     BIND_ALIGNMENT,
+    RANKS,
     Assemble,
     Bind,
     Bound,
@@ -180,10 +181,25 @@ def test_every_second_source_ends_a_chain_where_slots_cost_much() -> None:
 def test_bytes_with_a_long_way_to_go_have_the_lower_rank() -> None:
     d = of_four()
     first = d.assembly_of("a").stripes[0].version.ref
-    into_slots = [m.rank for name in "abcd" for m in d.said[name] if isinstance(m, Place) and m.into]
-    to_stores = [m.rank for name in "bcd" for m in d.said[name] if isinstance(m, Place) and m.version.ref == first]
+    places = [m for name in "abcd" for m in d.said[name] if isinstance(m, Place)]
+    into_slots = [m.rank - RANKS for m in places if m.into]
+    to_stores = [m.rank - RANKS for m in places if m.version.ref == first and not m.into]
     assert sorted(into_slots) == [1, 1, 2, 2, 3, 3]  # of both stripes
     assert to_stores == [4, 5, 6]
+
+
+def test_what_was_asked_for_first_has_the_lower_rank_all_the_way() -> None:
+    d = of_four()
+    before = [m.rank for said in d.said.values() for m in said if isinstance(m, Place)]
+    for name, number in zip("abcd", range(11, 15), strict=True):
+        d.put(name, number)
+        d.tell(name, Want(ref(TARGET + 1)))
+    d.said = {name: [] for name in d.ids}
+    d.tell("a", Reduce(2, ref(TARGET + 1), tuple(map(ref, range(11, 15))), d.op, 4, everywhere=True))
+    d.bind_all()
+    after = [m.rank for said in d.said.values() for m in said if isinstance(m, Place)]
+    assert len(after) == len(before) > 0
+    assert max(before) < min(after)
 
 
 def test_the_ring_waits_for_who_is_yet_to_ask() -> None:

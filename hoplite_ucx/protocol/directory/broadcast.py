@@ -103,8 +103,9 @@ class Broadcast:
         """What the object can be put together from, while that can be had."""
         self.whole = size
         """Of a stripe, the size of all: while a granule of one is on its way, the others fill the links."""
-        self.hops = 0
-        """Of a slot of a stripe: how many hosts its bytes have come through when they leave its host."""
+        self.rank = 0
+        """Of a slot of a stripe: that of its streams from the slot's host, where its bytes have come through as many
+        hosts as the slot is high."""
         self.company: frozenset[NodeId] = frozenset()
         self.company_until = -math.inf
         """Of a striped target: who will probably ask for it, and until when they are waited for."""
@@ -548,7 +549,7 @@ class Broadcast:
                 self.sealed,
                 self.origin,
                 receiver.into,
-                self.hops + self.pool.locations[plan.sender].depth if self.hops else 0,
+                self.rank + self.pool.locations[plan.sender].depth if self.rank else 0,
             ),
         )
 

@@ -24,6 +24,7 @@ from hoplite_ucx.protocol.events import SendNode
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
 from hoplite_ucx.protocol.lookups import Absent, Answer, Found
 from hoplite_ucx.protocol.messages import (
+    RANKS,
     Bind,
     Contributors,
     Copy,
@@ -113,6 +114,7 @@ class Objects:
         self._unsettled: dict[bytes, None] = {}  # refs to look at before the event is over
         self._broadcast_type = broadcast_type
         self._counter = 0
+        self._turns = 0
 
     # --- the table ---------------------------------------------------------------------------------------------
 
@@ -201,7 +203,8 @@ class Objects:
         record.broadcast = self._broadcast_type(self.world, self.members, version, size, layout, rate)
         record.broadcast.counted = not record.is_stripe()
         record.broadcast.whole = whole
-        record.broadcast.hops = record.slot.height if record.slot is not None and record.is_stripe() else 0
+        if record.slot is not None and record.reduction is not None and record.is_stripe():
+            record.broadcast.rank = record.reduction.turn * RANKS + record.slot.height
         record.broadcast.sealed = False
         return version
 
@@ -284,6 +287,11 @@ class Objects:
     def new_version(self, ref: bytes) -> Version:
         self._counter += 1
         return Version(ref, self.world.incarnation, self._counter)
+
+    def next_turn(self) -> int:
+        """Of reductions in stripes, whose streams go in the order in which they were laid."""
+        self._turns += 1
+        return self._turns
 
     # --- how it is got -----------------------------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ class Slots:
         self._layout = b""
         self._degree = 1
         self._no_stripes = not spec.everywhere
+        self.turn = 0
+        """Laid in stripes: as the how manyth."""
 
     def _take_form(self, size: int, layout: bytes) -> None:
         self._size, self._layout = size, layout
@@ -160,6 +162,7 @@ class Slots:
 
     def _lay_stripes(self, ring: list[tuple[bytes, NodeId]], count: int) -> None:
         """A chain for every stripe, each along the same ring; their ends are spread over it."""
+        self.turn = self._objects.next_turn()
         root = self._add_slot(Slot(self.record.ref, [], 0, ring[0][1], gathers=True))
         for index, cut in enumerate(stripes.cuts(self._size, count)):
             last = index * len(ring) // count
