@@ -42,6 +42,8 @@ def main(mark: str, silence: float) -> None:
                 if line.strip():
                     _say(_answer(mark, json.loads(line)))
     finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # whoever ends it once more must not keep it from this
         _kill_all(mark)
 
 
@@ -59,12 +61,21 @@ def _introduction() -> dict[str, Any]:
 def _answer(mark: str, asked: dict[str, Any]) -> float:
     if asked["what"] == "clock":
         return time.monotonic()
-    return sum(processor_seconds(pid) for pid in _bearers(f"{mark}/{asked['process']}"))
+    taken = 0.0
+    for pid in _bearers(f"{mark}/{asked['process']}"):
+        with contextlib.suppress(OSError):  # it has just ended
+            taken += processor_seconds(pid)
+    return taken
 
 
 def _line(asked: IO[bytes], silence: float) -> bytes:
-    """The next line; nothing at the end, or when there was silence."""
-    return asked.readline() if select.select([asked], [], [], silence)[0] else b""
+    """The next line; nothing at the end, or when there was silence, in the middle of a line too."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not select.select([asked], [], [], silence)[0] or not (piece := asked.read(1)):
+            return b""
+        line += piece
+    return line
 
 
 def _say(told: object) -> None:
@@ -81,7 +92,7 @@ def _kill_all(mark: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while (left := set(_bearers(mark)) - {os.getpid()}) and time.monotonic() < deadline:
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 

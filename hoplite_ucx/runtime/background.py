@@ -4,6 +4,7 @@ The pools of the standard library join their threads at the end of the process: 
 keep it alive for ever.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,6 +20,11 @@ class DaemonPool:
     def __init__(self, size: int, name: str) -> None:
         self._size = size
         self._name = name
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """A child made by fork has none of the threads, and nobody there waits for what they were to do."""
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0

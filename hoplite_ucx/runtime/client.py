@@ -54,6 +54,8 @@ class Client:
         self._closed = False
         self._mine: dict[int, Bytes] = {}
         """Memory that this process filled and may fill again, by its number."""
+        self._held: set[int] = set()
+        """The pins that came, of mappings that are not gone yet."""
         self._released: deque[tuple[int, int]] = deque()
         self._background = Connection(name, self._identity, background=True, remedy=remedy)
         self.greeting = self._background.greeting
@@ -258,6 +260,7 @@ class Client:
         """The memory of what was got. To be called in the order of the replies, as their descriptors come."""
         if value.data is not None:
             return memoryview(value.data)
+        self._held.add(value.pin)
         fd = connection.take_fd()
         give_back = partial(self._release, value.pin, self._forks)
         try:
@@ -271,6 +274,7 @@ class Client:
     def _release(self, pin: int, forks: int) -> None:
         """A mapping is gone, wherever its last view died: another thread tells the agent."""
         if os.getpid() == self._pid and not self._closed:
+            self._held.discard(pin)
             self._released.append((pin, forks))
             self._poke()
 
@@ -291,11 +295,17 @@ class Client:
                     os.eventfd_read(self._wake)
                     self._send_released()
                 if self._background.fileno() in ready:
-                    for reply in self._background.read_ready():
-                        if isinstance(reply, wire.Forget):
-                            self._mine.pop(reply.backing, None)
+                    for reply in self._background.read_ready() or ():
+                        self._hear(reply)
         except HopliteError:
             self.reader.close()  # the agent is gone; whoever calls next hears of it
+
+    def _hear(self, reply: wire.Reply) -> None:
+        if isinstance(reply, wire.Forget):
+            self._mine.pop(reply.backing, None)
+        elif isinstance(reply, wire.Doubtful):  # a connection that is closed is read no more: what came of it is held
+            self._released.extend((pin, self._forks) for pin in reply.pins if pin not in self._held)
+            self._send_released()
 
     def _send_released(self) -> None:
         pins = []

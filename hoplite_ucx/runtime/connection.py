@@ -25,6 +25,7 @@ _ROOM_FOR_FDS = socket.CMSG_SPACE(64 * _FD.size)
 # As plain numbers: what enumerations do with every "&" takes longer than the system call.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
+_DONTWAIT = int(socket.MSG_DONTWAIT)
 
 START_AGAIN = "look whether it was killed, start it again with `hoplite start`, then call shutdown() and init()"
 PING = 0
@@ -92,30 +93,34 @@ class Connection:
 
     def receive(self, deadline: float | None) -> wire.Reply:
         """The next reply. The agent keeps to the caller's time limit; this is about the agent itself."""
-        heard = None
+        quiet_since = pinged = None
         while not self._replies:
             if self._read():
-                heard = None
-            elif heard is None:
-                heard = time.monotonic()
-            else:
-                self._be_patient(time.monotonic() - heard, deadline)
+                quiet_since = pinged = None
+                continue
+            now = time.monotonic()
+            if quiet_since is None:
+                quiet_since = now
+            elif (deadline is not None and now >= deadline) or (pinged is not None and now - pinged >= QUIET):
+                self.close()
+                raise self.silent()
+            elif pinged is None and now - quiet_since >= QUIET:
+                # Only who was asked can be silent: this process itself may have been stopped all the while.
+                self.send(wire.Ping(PING))
+                pinged = now
         return self._replies.popleft()
 
-    def _be_patient(self, quiet: float, deadline: float | None) -> None:
-        """Nothing has come for a while: ask whether the agent is there."""
-        if quiet >= 2 * QUIET or (deadline is not None and time.monotonic() >= deadline):
-            self.close()
-            raise self.silent()
-        if quiet >= QUIET:
-            self.send(wire.Ping(PING))
-
-    def read_ready(self) -> list[wire.Reply]:
-        """What has come, after the socket was found readable."""
-        self._read()
+    def read_ready(self) -> list[wire.Reply] | None:
+        """What has come by now, perhaps no whole reply; None if nothing has. It does not wait."""
+        if not self._read(_DONTWAIT):
+            return None
         replies = list(self._replies)
         self._replies.clear()
         return replies
+
+    def has_error(self) -> bool:
+        """It broke: there may be more to be read, but nothing will come."""
+        return not self.broken and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
     def take_fd(self) -> int:
         return self._fds.popleft()
@@ -142,10 +147,10 @@ class Connection:
         with suppress(AttributeError):
             self._sock.close()
 
-    def _read(self) -> bool:
+    def _read(self, flags: int = 0) -> bool:
         """Read what there is; False if nothing came for a second."""
         try:
-            data, beside, flags, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, _CLOEXEC)
+            data, beside, came, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, _CLOEXEC | flags)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -154,7 +159,7 @@ class Connection:
         for level, kind, content in beside:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._fds.extend(_FD.unpack_from(content, at)[0] for at in range(0, len(content), _FD.size))
-        if flags & _TRUNCATED:
+        if came & _TRUNCATED:
             self.close()
             detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"
             raise Failure(FailureKind.STORE_FULL, detail, remedy).exception()

@@ -42,7 +42,7 @@ class LoopCalls:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._sessions: set[_Session] = set()
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
 
     async def carry_out(self, steps: Steps[R]) -> R:
         """Ask what these steps want to know, one question after the other."""
@@ -86,11 +86,21 @@ class LoopCalls:
 
     async def _ask(self, question: Question) -> _Answer:
         while (session := self._with_room()) is None:
-            async with self._opening:
-                if self._with_room() is None:
-                    connection = await in_thread(self.client.connect_watched)
-                    self._sessions.add(_Session(self.client, connection, self._idle))
+            if self._opening is None:
+                self._opening = asyncio.create_task(self._open())
+            try:
+                await asyncio.shield(self._opening)
+            except HopliteError as error:
+                raise error.failure.exception() from None
         return await session.ask(question)
+
+    async def _open(self) -> None:
+        """For everybody who waits for room: an agent that does not answer keeps all of them no longer than one."""
+        try:
+            connection = await in_thread(self.client.connect_watched)
+            self._sessions.add(_Session(self.client, connection, self._idle))
+        finally:
+            self._opening = None
 
     def _with_room(self) -> "_Session | None":
         self._sessions = {session for session in self._sessions if not session.connection.broken}
@@ -110,8 +120,8 @@ class _Session:
         self._fd = connection.fileno()
         self._calls: dict[int, asyncio.Future[_Answer]] = {}
         self._unsent = bytearray()
-        self._heard = 0.0
-        self._pinged = False
+        self._heard = time.monotonic()
+        self._pinged: float | None = None
         asyncio.get_running_loop().add_reader(self._fd, self._readable)
 
     def has_room(self) -> bool:
@@ -125,6 +135,8 @@ class _Session:
             return await self._await(answer, question.timeout)
         finally:
             del self._calls[call]
+            if answer.done():
+                answer.exception()  # seen, also if the caller was cancelled at the same time
             if not self.connection.broken:
                 if not answer.done():
                     self._send(wire.Cancel(call))
@@ -139,21 +151,23 @@ class _Session:
         self.connection.close()
 
     async def _await(self, answer: "asyncio.Future[_Answer]", timeout: float | None) -> _Answer:
-        began = now = time.monotonic()
-        deadline = inf if timeout is None else began + timeout + GRACE
+        deadline = inf if timeout is None else time.monotonic() + timeout + GRACE
         while not answer.done():
-            await asyncio.wait([answer], timeout=min(QUIET, deadline - now))
-            now = time.monotonic()
+            await asyncio.wait([answer], timeout=max(0.0, min(QUIET, deadline - time.monotonic())))
+            # If the loop was held up, what came meanwhile is yet to be read.
+            while not answer.done() and self._read():
+                pass
             if not answer.done():
-                self._be_patient(now - max(began, self._heard), late=now >= deadline)
+                self._be_patient(deadline)
         return answer.result()
 
-    def _be_patient(self, quiet: float, *, late: bool) -> None:
-        """Nothing has come for a while: ask whether the agent is there."""
-        if late or quiet >= 2 * QUIET:
+    def _be_patient(self, deadline: float) -> None:
+        """Nothing has come for a while: ask whether the agent is there. Only who was asked can be silent."""
+        now = time.monotonic()
+        if now >= deadline or (self._pinged is not None and now - self._pinged >= QUIET):
             self._fail(self.connection.silent())
-        elif quiet >= QUIET and not self._pinged:
-            self._pinged = True
+        elif self._pinged is None and now - self._heard >= QUIET:
+            self._pinged = now
             self._send(wire.Ping(PING))
 
     def _fail(self, error: HopliteError) -> None:
@@ -184,15 +198,26 @@ class _Session:
         return not self._unsent
 
     def _readable(self) -> None:
+        """Of a connection that broke uvloop tells only once: it is read to the end."""
+        self._read()
+        if self.connection.has_error():
+            while self._read():
+                pass
+
+    def _read(self) -> bool:
+        """Whether something had come; there may be more."""
         try:
             replies = self.connection.read_ready()
         except HopliteError as error:
             self._fail(error)
-            return
+            return False
+        if replies is None:
+            return False
         self._heard = time.monotonic()
-        self._pinged = False
+        self._pinged = None
         for reply in replies:
             self._settle(reply)
+        return True
 
     def _settle(self, reply: wire.Reply) -> None:
         """Every reply passes through here, in order, so that each finds its own descriptor."""

@@ -74,6 +74,8 @@ class _Session:
             self._answer(question[len(QUESTION) :])
         elif QUESTION.startswith(question[: len(QUESTION)]) and len(question) < _QUESTION_BYTES:
             self._begun = question
+            if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # the loop (libuv) tells of that only once
+                self.close()
         else:
             self.close()
 

@@ -6,7 +6,8 @@ its port still takes connections.
 
 The warden shares the agent's table of descriptors and nothing else. It sleeps on a robust mutex that the agent's main
 thread holds for life; the kernel gives that up before it touches the memory, however the thread ends. Then the warden
-shuts down every socket in the table and ends. What was written to a socket still goes out.
+shuts down every socket in the table and ends. What was written to a socket still goes out. Sockets that the agent was
+born with are others' too (where its messages go, under systemd or ssh), and stay as they are.
 
 It needs no upkeep and no privileges, and is no part of anything else: if it cannot be had, or dies, the agent's death
 is noticed as late as any process's. If it is stopped when the agent dies, that looks like a host gone silent.
@@ -53,16 +54,16 @@ def post_warden() -> int | None:
     To be called once, on the main thread, before other threads do anything: the warden begins as a copy of them.
     """
     number = _CLONE.get(platform.machine())
-    if number is None:
+    if number is None or not os.path.isdir("/proc/self/fd"):
         return None
     mutex = _robust_mutex()
     if mutex is None or _libc.pthread_mutex_lock(mutex):
         return None
-    agent = os.getpid()
+    agent, inherited = os.getpid(), {os.fstat(fd).st_ino for _, fd in _connections()}
     pid: int = _libc.syscall(number, _CLONE_FILES | signal.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
         try:
-            _watch(agent, mutex)
+            _watch(agent, mutex, inherited)
         finally:
             os._exit(0)
     return pid if pid > 0 else None
@@ -88,7 +89,7 @@ def _robust_mutex() -> ctypes.c_void_p | None:
 # --- in the warden ----------------------------------------------------------------------------------------------
 
 
-def _watch(agent: int, mutex: ctypes.c_void_p) -> None:
+def _watch(agent: int, mutex: ctypes.c_void_p, inherited: set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # it ends with the agent, and not before
     _libc.prctl(_PR_SET_NAME, b"hoplite-warden", 0, 0, 0)
     with contextlib.suppress(OSError):  # few may: a millisecond of work that cannot wait
@@ -98,17 +99,19 @@ def _watch(agent: int, mutex: ctypes.c_void_p) -> None:
     while status == errno.ETIMEDOUT and os.getppid() == agent:
         until = _Timespec(int(time.time() + _LOOK_SECONDS), 0)
         status = _libc.pthread_mutex_timedlock(mutex, ctypes.byref(until))
-    _hang_up()
+    if status != errno.EOWNERDEAD and os.getppid() == agent:
+        return  # it cannot wait, and the agent lives
+    _hang_up(inherited)
     _stand_back(agent)
     _stand_back(os.getpid())
 
 
-def _hang_up() -> None:
-    """Close every socket: listeners first, so that nobody is told to try again, and connections on which bytes flow.
+def _hang_up(inherited: set[int]) -> None:
+    """Close every other socket: listeners first, so that nobody is told to try again, then where bytes flow.
 
     The others follow a moment later, lest all peers at once take the processor from those who have to go on.
     """
-    connections = sorted(_connections())
+    connections = sorted(each for each in _connections() if os.fstat(each[1]).st_ino not in inherited)
     for idle, fd in connections:
         if idle <= _BUSY_MILLISECONDS:
             _close(fd)

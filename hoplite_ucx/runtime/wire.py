@@ -15,7 +15,7 @@ from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import Ref
 from hoplite_ucx.protocol.messages import MAX_TEXT, Bytes, Layout, Number, Operation, Text, malformed
 
-WIRE = 1
+WIRE = 2
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """So many may stand in one request."""
@@ -231,8 +231,15 @@ class Forget(_Reply, frozen=True):
     backing: Number
 
 
+class Doubtful(_Reply, frozen=True):
+    """To the background session: a session has ended on which these pins were given out. Those that its worker never
+    read are to be released."""
+
+    pins: tuple[Number, ...]
+
+
 Reply: TypeAlias = (
-    Greeting | Space | Stored | Value | Ready | Done | References | Report | DirectoryAt | Refused | Forget
+    Greeting | Space | Stored | Value | Ready | Done | References | Report | DirectoryAt | Refused | Forget | Doubtful
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -60,7 +60,15 @@ class Worker:
     identity: bytes
     sessions: set["WorkerSession"] = field(default_factory=set)
     background: "WorkerSession | None" = None
-    pins: dict[CallId, Backing] = field(default_factory=dict)
+    pins: dict[CallId, "_Pin"] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Pin:
+    """Memory that a worker was given to look at, and on which session."""
+
+    backing: Backing
+    session: "WorkerSession"
 
 
 @dataclass(slots=True, eq=False)
@@ -183,11 +191,15 @@ class Workers:
             self._dispatch(CancelCall(call))
         if worker.background is session:
             worker.background = None
-            for pin, backing in worker.pins.items():
-                backing.tainted = True
-                self._dispatch(CancelCall(pin))
+            for call, pin in worker.pins.items():
+                pin.backing.tainted = True
+                self._dispatch(CancelCall(call))
             worker.pins.clear()
             self.store.worker_left(worker.identity)
+        elif worker.background is not None and session.left:
+            given = tuple(call for call, pin in worker.pins.items() if pin.session is session)
+            if given:  # of which the last may never have been read
+                worker.background.send(wire.Doubtful(given))
         if not worker.sessions:
             self._workers.pop(worker.identity, None)
 
@@ -298,12 +310,12 @@ class Workers:
 
     def _released(self, session: "WorkerSession", pins: tuple[tuple[int, bool], ...]) -> None:
         worker = session.worker
-        for pin, shared in pins:
-            backing = worker.pins.pop(pin, None) if worker is not None else None
-            if backing is not None:
-                backing.mapped -= 1
-                backing.tainted = backing.tainted or shared
-                self._dispatch(Unpin(pin))
+        for call, shared in pins:
+            pin = worker.pins.pop(call, None) if worker is not None else None
+            if pin is not None:
+                pin.backing.mapped -= 1
+                pin.backing.tainted = pin.backing.tainted or shared
+                self._dispatch(Unpin(call))
 
     # --- answers -----------------------------------------------------------------------------------------------
 
@@ -349,7 +361,7 @@ class Workers:
         if backing is not None and backing.shared is not None:
             self._end(got.call)
             backing.mapped += 1
-            worker.pins[got.call] = backing
+            worker.pins[got.call] = _Pin(backing, entry.session)
             value = wire.Value(entry.number, got.layout, got.size, None, got.call, backing.capacity)
             entry.session.send(value, backing.shared.fd)
         elif backing is not None and segment.size > SMALL:
@@ -378,6 +390,8 @@ class WorkerSession:
         self._out: deque[tuple[memoryview, int | None]] = deque()
         self._unsent = 0
         self._closed = False
+        self.left = False
+        """The worker closed it, and reads nothing more of what was sent."""
         self.worker: Worker | None = None
         self.calls: dict[int, CallId] = {}
         loop.add_reader(connection, self._readable)
@@ -432,6 +446,7 @@ class WorkerSession:
         except BlockingIOError:
             self._loop.add_writer(self._connection, self._writable)
         except OSError:
+            self.left = True
             self.close()
 
     def _writable(self) -> None:
@@ -439,6 +454,14 @@ class WorkerSession:
         self._flush()
 
     def _readable(self) -> None:
+        """Of a worker that left replies unread the loop (libuv) tells once, and then of nothing more: so it is heard to
+        the end."""
+        self._read()
+        if not self._closed and self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            while not self._closed:
+                self._read()
+
+    def _read(self) -> None:
         try:
             data = self._connection.recv(_RECEIVE)
         except BlockingIOError:
@@ -446,6 +469,7 @@ class WorkerSession:
         except OSError:
             data = b""
         if not data:
+            self.left = True
             self.close()
             return
         try:

@@ -1,18 +1,21 @@
 """The async twin when its agent or the runtime ends: every call that is open does too."""
 
 import asyncio
+import gc
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from hoplite_ucx.errors import ClosedError
-from hoplite_ucx.runtime import current, looped
+from hoplite_ucx.runtime import current, looped, wire
 from tests.runtime.test_aio import Run, both_loops, under_way
 
 
@@ -97,3 +100,83 @@ def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, m
             os.kill(own_cluster, signal.SIGCONT)
 
     asyncio.run(main())
+
+
+@both_loops
+@pytest.mark.usefixtures("own_cluster")
+def test_a_loop_that_was_held_up_blames_nobody(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looped, "GRACE", 0.3)
+    monkeypatch.setattr(looped, "QUIET", 0.2)
+
+    async def main() -> None:
+        refs = [await aio.put(np.full(1 << 16, index)) for index in range(20)]
+        later = hoplite.new_ref()
+        waits = asyncio.create_task(aio.get(later, timeout=None))
+        gets = [asyncio.create_task(aio.get(ref, timeout=0.1)) for ref in refs]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        time.sleep(1)
+        assert [int(value[0]) for value in await asyncio.gather(*gets)] == list(range(20))
+        time.sleep(1)
+        await aio.put("there", ref=later)
+        assert await waits == "there"
+
+    run(main())
+
+
+def test_those_who_wait_for_a_connection_hear_together_that_there_is_none(own_cluster: int) -> None:
+    async def main() -> None:
+        os.kill(own_cluster, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            for outcome in await asyncio.gather(*waiting(10, timeout=0.1), return_exceptions=True):
+                assert isinstance(outcome, ClosedError)
+            assert time.monotonic() - began < 15
+        finally:
+            os.kill(own_cluster, signal.SIGCONT)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("own_cluster")
+def test_an_error_for_a_caller_that_was_just_cancelled_is_not_logged() -> None:
+    async def main() -> None:
+        logged: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        (get,) = waiting(1, timeout=None)
+        await under_way(1)
+        (session,) = looped.of_this_loop(current.client())._sessions
+        session._fail(session.connection.silent())
+        get.cancel()
+        await asyncio.wait([get])
+        del get, session
+        gc.collect()
+        assert not logged
+
+    asyncio.run(main())
+
+
+def pins() -> int:
+    return sum(each["pins"] for each in current.client().status()["largest"])
+
+
+def test_what_a_closed_connection_never_read_is_not_held(own_cluster: int) -> None:
+    """The agent learns at the same time of the last request and of the end, and of the end only once."""
+    ref = hoplite.put(np.zeros(1 << 17))
+    client = current.client()
+    kept = hoplite.get(ref)
+    for ask_more in (False, True):
+        connection = client.connect_watched()
+        connection.send(wire.GetRequest(connection.next_call(), ref.binary, 5.0))
+        assert select.select([connection], [], [], 5)[0]
+        assert pins() == 2
+        os.kill(own_cluster, signal.SIGSTOP)
+        if ask_more:
+            connection.send(wire.Cancel(connection.next_call()))
+        connection.close()
+        os.kill(own_cluster, signal.SIGCONT)
+        deadline = time.monotonic() + 5
+        while pins() > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert not kept.any()

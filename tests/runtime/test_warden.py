@@ -45,14 +45,18 @@ class Watched:
 
 
 @contextmanager
-def watched(with_warden: bool = True) -> Iterator[Watched]:
+def watched(with_warden: bool = True, stderr: socket.socket | None = None) -> Iterator[Watched]:
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         port = str(server.getsockname()[1])
         arguments = [port, "warden" if with_warden else "none", os.uname().machine]
         process = stack.enter_context(
             subprocess.Popen(
-                [sys.executable, "-c", _PROCESS, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", _PROCESS, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
             )
         )
         stack.callback(process.kill)
@@ -111,6 +115,18 @@ def test_the_warden_ends_with_its_process() -> None:
         it.process.kill()
         assert it.link.recv(1) == b""
         assert _comes_true(lambda: _is_gone(it.warden))
+
+
+def test_a_socket_that_it_shares_with_others_stays_open() -> None:
+    """As messages go through one under systemd: those of its parent, too."""
+    heard, ours = socket.socketpair()
+    with heard, ours, watched(stderr=ours) as it:
+        it.process.kill()
+        assert it.link.recv(1) == b""
+        assert _comes_true(lambda: _is_gone(it.warden))
+        ours.send(b"it was killed")
+        heard.settimeout(_SECONDS)
+        assert heard.recv(99) == b"it was killed"
 
 
 def test_nothing_but_a_kill_ends_the_warden_before() -> None:
