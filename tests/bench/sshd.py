@@ -85,7 +85,9 @@ def machines(folder: Path, count: int, rate: float) -> Iterator[Machines]:
         sshd = shutil.which("sshd", path=_PATH)
         for host in cluster.hosts[1:]:
             serve = f"{sshd} -D -e -f {folder}/sshd -o ListenAddress={host.address}"
-            alone = f"mount -t tmpfs tmpfs /run && mkdir /run/sshd && exec {serve}"
+            # What the user's shell reads at its start here is none of the test's, and may take long.
+            plain = "{ [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc; }"
+            alone = f"mount -t tmpfs tmpfs /run && mkdir /run/sshd && {plain} && exec {serve}"
             with (folder / f"log-{host.index}").open("wb") as log:
                 host.popen(["unshare", "--mount", "sh", "-c", alone], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         for host in cluster.hosts[1:]:

@@ -5,6 +5,7 @@ import time
 from hoplite_ucx.protocol.messages import Alive, encode
 from hoplite_ucx.runtime.introductions import MOST, introduced, introduction
 from tests.runtime.live import live_cluster
+from tests.runtime.test_cluster import eventually
 
 
 def test_an_introduction_names_nodes_and_addresses() -> None:
@@ -31,6 +32,7 @@ def test_nobody_is_introduced_to_more_than_a_few() -> None:
 
 def test_a_node_that_is_alone_keeps_its_session() -> None:
     with live_cluster(1) as live:
+        eventually(lambda: live.hosts[0].status()["connected"], 10)
         for _ in range(10):
             assert live.hosts[0].status()["connected"]
             time.sleep(0.05)
