@@ -183,11 +183,18 @@ class Binding(Hosts, ABC):
         record = self._objects.record(slot.ref)
         self._objects.produce(record, slot.host, slot.lacks)
         for part in slot.parts:
-            if part in missing and self._objects.feed(part, slot.host, slot.ref, slot.start):
+            sent = part in missing and self._is_as_chosen(part)
+            if sent and self._objects.feed(part, slot.host, slot.ref, slot.start):
                 slot.consumed.add(part)
         self._objects.settle(record)
         if slot is self.root:
             self._objects.source_changed(self.record.ref)
+
+    def _is_as_chosen(self, part: bytes) -> bool:
+        """Whether it is not a source that was lost and put again since its slot was asked for: the host would not know
+        that version, and the slot begins anew when it is ready."""
+        broadcast = self._objects.record(part).broadcast
+        return part in self.slots or broadcast is None or broadcast.version == self.chosen.get(part)
 
     def resumed(self, slot: Slot, missing: set[bytes]) -> None:
         """The host came back with the slot: it says itself what it still lacks."""

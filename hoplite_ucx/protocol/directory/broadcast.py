@@ -120,7 +120,7 @@ class Broadcast:
         self._adopted: dict[ReceiverKey, Receiver] = {}
         self._expected: set[ReceiverKey] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
-        self._no_senders = False  # nobody can send to anyone, until something changes
+        self._no_senders = False  # nobody can send to anyone whose stream counts, until something changes
         self._orders = 0
         self._bandwidth = bandwidth
 
@@ -291,6 +291,8 @@ class Broadcast:
         self._orders += 1
         receiver = Receiver(key, member, into, self._orders, watermark=watermark, behind=behind)
         self.receivers[key] = self._waiting[key] = receiver
+        if into:
+            self.reconsider()  # its stream does not count: senders that are busy can serve it
 
     def unwant(self, node: NodeId) -> None:
         """Only who has no sender is let go: a running stream may feed others, and ends by itself."""
@@ -420,7 +422,10 @@ class Broadcast:
         regrouping = bool(self._expected) and now < self._regroup_until
         for receiver in sorted(self._waiting.values(), key=self._turn):
             member = receiver.member
-            full = member.receiving >= member.streams_in and self.counts(receiver.key)
+            counted = self.counts(receiver.key)
+            if self._no_senders and counted:
+                continue
+            full = member.receiving >= member.streams_in and counted
             if full:
                 self._release_children(receiver)
             if (regrouping and receiver.watermark) or not member.connected or full:
@@ -433,7 +438,6 @@ class Broadcast:
             if plan is None:
                 if not (receiver.shunned or receiver.into or self._children(member.node)):
                     self._no_senders = True
-                    break
                 continue
             if plan.displaces is not None:
                 self._halt(self.receivers[plan.displaces])
