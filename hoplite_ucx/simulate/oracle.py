@@ -95,9 +95,10 @@ class Oracle:
             case Sealed(version, Origin(spec, contributors)):
                 self._note_decision(version, spec, contributors)
             case CombineInline(version=version):
-                reduction = self._cluster.directory.machine.records[version.ref].reduction
-                if reduction is not None:  # else it was deleted at the very moment
-                    self._note_decision(version, reduction.spec, tuple(reduction.chosen.values()))
+                record = self._cluster.directory.machine.records.get(version.ref)
+                if record is not None and record.reduction is not None:  # else it was deleted at the very moment
+                    chosen = tuple(record.reduction.chosen.values())
+                    self._note_decision(version, record.reduction.spec, chosen)
 
     def _note_given_up(self, refs: tuple[bytes, ...]) -> None:
         """Of a reduction that failed a wait says ready: a get would answer at once."""

@@ -62,6 +62,8 @@ class Binding(Hosts, ABC):
                     self._gather(slot)
             elif slot.host is None and self._are_parts_to_come(slot) and self._is_needed_anew(slot):
                 self._bind(slot)
+            elif slot.host is None:
+                slot.homeless_since = None  # it is not for want of room that nobody is asked
 
     def _needed_of(self, top: Slot) -> list[Slot]:
         """The slot and those below it whose output has not all been pulled, each after those below it."""
