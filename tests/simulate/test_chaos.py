@@ -16,7 +16,7 @@ from hoplite_ucx.simulate.mutants import MUTANTS
 SEEDS = 300
 MIXED_SEEDS = 200
 PATIENCE_WITH_MUTANTS = 1500
-MENDED = (8231489, 8232213, 8706192, 8729430, 8736304)
+MENDED = (8231489, 8232213, 8706192, 8709775, 8729430, 8736304)
 """Seeds that failed, of faults that no smaller test shows."""
 
 

@@ -438,6 +438,8 @@ class Broadcast:
             if plan is None:
                 if not (receiver.shunned or receiver.into or self._children(member.node)):
                     self._no_senders = True
+                elif counted and not any(sender.until > now for sender in receiver.shunned.values()):
+                    self._release_children(receiver)  # all who could send are busy, perhaps with what waits for it
                 continue
             if plan.displaces is not None:
                 self._halt(self.receivers[plan.displaces])
