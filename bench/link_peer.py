@@ -50,10 +50,12 @@ _MORE_ECHOES = 20  # before those that are timed
 _AHEAD_PIECES = 4
 _AHEAD_BYTES = 4 << 20
 _CLOSED = "the other end closed"
+_STANDS_STILL = "the bare loop over UCX stands still"
+_HAS_ALL = b"."
 
 
 class Way(ABC):
-    """One end. `meet` brings the two together; then both take part in each stream and each echo."""
+    """One end. `meet` brings the two together; then both take part in each stream, and in each echo if it has them."""
 
     address = ""
     number = 0
@@ -69,6 +71,14 @@ class Way(ABC):
     def pull(self, size: int, frame: int) -> float:
         """The seconds that it took."""
 
+    def lanes(self) -> list[str]:
+        """What UCX really uses, where it is UCX."""
+        return []
+
+
+class EchoingWay(Way):
+    """Through a network, or what looks like one: memory has no echo."""
+
     @abstractmethod
     def answer(self) -> None:
         """Send every echo back."""
@@ -77,15 +87,11 @@ class Way(ABC):
     def echo(self) -> float:
         """The seconds of a round trip, as a median."""
 
-    def lanes(self) -> list[str]:
-        """What UCX really uses, where it is UCX."""
-        return []
-
 
 # --- bare sockets -----------------------------------------------------------------------------------------------
 
 
-class Sockets(Way):
+class Sockets(EchoingWay):
     """`sendall` and `recv_into` of one frame after the other; a byte asks for the stream."""
 
     def __init__(self, host: str, serving: bool) -> None:
@@ -183,7 +189,7 @@ class BareUcx(Sockets):
             self._send(self._window(at, min(frame, size - at)), self.number << 32 | at // frame)
             if len(self._requests) >= ahead:
                 self._wait()
-        self._wait_for_all()
+        self._until_the_other_has_all()
 
     def pull(self, size: int, frame: int) -> float:
         ahead = _ahead(frame)
@@ -194,13 +200,18 @@ class BareUcx(Sockets):
             if len(self._requests) >= ahead:
                 self._wait()
         self._wait_for_all()
-        return time.perf_counter() - began
+        taken = time.perf_counter() - began
+        self.sock.sendall(_HAS_ALL)
+        return taken
 
     def answer(self) -> None:
         self._many_echoes(first=False)
+        self._until_the_other_has_all()
 
     def echo(self) -> float:
-        return self._many_echoes(first=True)
+        seconds = self._many_echoes(first=True)
+        self.sock.sendall(_HAS_ALL)
+        return seconds
 
     def lanes(self) -> list[str]:
         return [f"{lane.transport}/{lane.device}" for lane in self._ucx.lanes(self._endpoint)]
@@ -238,12 +249,24 @@ class BareUcx(Sockets):
             if not request.completed and self._worker.arm():
                 self._epoll.poll(1)
             if time.monotonic() > deadline:
-                raise TimeoutError("the bare loop over UCX stands still")
+                raise TimeoutError(_STANDS_STILL)
         request.check_error()
 
     def _wait_for_all(self) -> None:
         while self._requests:
             self._wait()
+
+    def _until_the_other_has_all(self) -> None:
+        """A send is complete when UCX has copied it, and what the kernel did not take then goes out only here."""
+        self._wait_for_all()
+        deadline = time.monotonic() + SECONDS
+        while not select.select([self.sock], [], [], 0)[0]:
+            self._worker.progress()
+            if self._worker.arm():
+                select.select([self.sock, self._worker.epoll_file_descriptor], [], [], 1)
+            if time.monotonic() > deadline:
+                raise TimeoutError(_STANDS_STILL)
+        self._receive(len(_HAS_ALL))
 
 
 def _ahead(frame: int) -> int:
@@ -253,7 +276,7 @@ def _ahead(frame: int) -> int:
 # --- links ------------------------------------------------------------------------------------------------------
 
 
-class Link(Way):
+class Link(EchoingWay):
     """A link of a transport; a stream of one frame at a time."""
 
     def __init__(self, host: str, serving: bool, transport: Callable[[Identity], Any]) -> None:
@@ -364,12 +387,6 @@ class Copies(Way):
             start, length = at % BUFFER, min(frame, size - at)
             self._to[start : start + length] = self._from[start : start + length]
         return time.perf_counter() - began
-
-    def answer(self) -> None:
-        raise NotImplementedError("memory has no echo")
-
-    def echo(self) -> float:
-        raise NotImplementedError("memory has no echo")
 
 
 # --- the process ------------------------------------------------------------------------------------------------
