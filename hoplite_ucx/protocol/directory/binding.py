@@ -221,7 +221,6 @@ class Binding(Hosts, ABC):
     def host_lost(self, slot: Slot) -> None:
         """Its host is gone. Whether it is needed again is known when those who pull from it have reported."""
         self._unbind(slot)
-        slot.homeless_since = None  # somebody was found, who may have had room
 
     def beginning_lacks(self, slot: Slot) -> None:
         """Its host began where those who pulled from it were; who pulls now needs more, and so it begins lower."""
@@ -270,7 +269,8 @@ class Binding(Hosts, ABC):
         self._objects.look_at(root.ref)
 
     def _patience(self) -> float:
-        """How long those who will get the target are waited for. It costs nothing: the links are busy combining."""
+        """How long those who will get the target are waited for. Hosts of sources lose nothing by it, since their links are
+        busy combining; who else gets it begins that much later."""
         return min(self._world.settings.regroup, self._size / self._objects.members.bandwidth() / 4)
 
     def assembler_declined(self, root: Slot, node: NodeId) -> None:
