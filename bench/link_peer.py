@@ -31,7 +31,7 @@ import msgspec
 from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.endpoint import ListeningEndpoint
 from hoplite_ucx.transports.handshake import Identity
-from hoplite_ucx.transports.interface import Fault, Priority
+from hoplite_ucx.transports.interface import Fault, Priority, Stream
 from hoplite_ucx.transports.memory import Memory, MemorySink
 from hoplite_ucx.transports.tcp import TcpTransport
 from hoplite_ucx.transports.throughput import BUFFER, Cycling
@@ -337,9 +337,7 @@ class Link(EchoingWay):
 
     def _send(self, source: Any, size: int, frame: int, key: tuple[int, int]) -> threading.Event:
         over = threading.Event()
-        self._transport.serve(
-            self._peer, key, source, offset=0, size=size, granule=frame, priority=Priority.OWN, on_closed=over.set
-        )
+        self._transport.serve(self._peer, Stream(key, 0, size, frame), source, over.set, priority=Priority.OWN)
         return over
 
     def _receive(self, sink: Any, size: int, frame: int, key: tuple[int, int]) -> threading.Event:
@@ -349,9 +347,7 @@ class Link(EchoingWay):
             if fault is None and watermark == size:
                 over.set()
 
-        self._transport.receive(
-            self._peer, self._there, key, sink, offset=0, size=size, granule=frame, on_closed=closed
-        )
+        self._transport.receive(self._peer, self._there, Stream(key, 0, size, frame), sink, closed)
         return over
 
 

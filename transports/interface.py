@@ -29,6 +29,7 @@ __all__ = [
     "Side",
     "Sink",
     "Source",
+    "Stream",
     "StreamKey",
     "Transport",
 ]
@@ -41,6 +42,24 @@ MAX_GRANULE = 16 << 20
 
 CLOSE_SECONDS = 0.5
 """A cancelled stream is closed within this time, if this process runs at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The bytes [offset, size) under one key, a granule at most at a time. One that makes no sense cannot be made."""
+
+    key: StreamKey
+    offset: int
+    size: int
+    granule: int
+
+    def __post_init__(self) -> None:
+        if not all(0 <= part < 1 << 64 for part in self.key):
+            raise ValueError(f"a stream is named by two numbers in [0, 2**64), not {self.key}")
+        if not 0 <= self.offset <= self.size < 1 << 63:
+            raise ValueError(f"there are no bytes from {self.offset} to {self.size}")
+        if not 0 < self.granule <= MAX_GRANULE:
+            raise ValueError(f"a granule has 1 to {MAX_GRANULE} bytes, not {self.granule}")
 
 
 class Fault(enum.StrEnum):
@@ -148,43 +167,29 @@ class Transport(ABC):
     """All links of one node over one kind of transport. Peers are named by a number below 2**64 that they prove."""
 
     @abstractmethod
-    def receive(
-        self,
-        sender: int,
-        address: str,
-        stream: StreamKey,
-        sink: Sink,
-        *,
-        offset: int,
-        size: int,
-        granule: int,
-        on_closed: ReceiveClosed,
-    ) -> None:
-        """Receive [offset, size) into the sink; the link to `address` is opened if there is none."""
+    def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
+        """Receive the stream into the sink; the link to `address` is opened if there is none."""
 
     @abstractmethod
-    def cancel_receive(self, stream: StreamKey) -> None:
+    def cancel_receive(self, key: StreamKey) -> None:
         """Close the stream soon. Nothing happens if it is closed already."""
 
     @abstractmethod
     def serve(
         self,
         receiver: int,
-        stream: StreamKey,
+        stream: Stream,
         source: Source,
+        on_closed: ServeClosed,
         *,
-        offset: int,
-        size: int,
-        granule: int,
         priority: Priority,
         rank: int = 0,
-        on_closed: ServeClosed,
     ) -> None:
-        """Send [offset, size) of the source; it is closed soon if the receiver has no link here and opens none. Among
+        """Send the stream from the source; it is closed soon if the receiver has no link here and opens none. Among
         streams of one priority a link may let the lowest rank go first; one that has to wait is let in now and then."""
 
     @abstractmethod
-    def cancel_serve(self, stream: StreamKey) -> None:
+    def cancel_serve(self, key: StreamKey) -> None:
         """Close the stream soon. Nothing happens if it is closed already."""
 
     @abstractmethod

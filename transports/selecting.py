@@ -33,6 +33,7 @@ from hoplite_ucx.transports.interface import (
     Side,
     Sink,
     Source,
+    Stream,
     StreamKey,
     Transport,
 )
@@ -107,52 +108,35 @@ class SelectingTransport(Transport):
         for offer in waiting:
             offer.make(transport)
 
-    def receive(
-        self,
-        sender: int,
-        address: str,
-        stream: StreamKey,
-        sink: Sink,
-        *,
-        offset: int,
-        size: int,
-        granule: int,
-        on_closed: ReceiveClosed,
-    ) -> None:
-        choice = self._selection.choose(sender, address, size - offset)
+    def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
+        choice = self._selection.choose(sender, address, stream.size - stream.offset)
         self._choices[sender] = choice
         filled, over = sink, on_closed
-        if self._selection.compares and sink.limit() >= size:
-            filled, over = self._timed(sender, choice, sink, offset, on_closed)
+        if self._selection.compares and sink.limit() >= stream.size:
+            filled, over = self._timed(sender, choice, sink, stream.offset, on_closed)
         if choice.ucx is None:
-            self._tcp.receive(
-                sender, address, stream, filled, offset=offset, size=size, granule=granule, on_closed=over
-            )
+            self._tcp.receive(sender, address, stream, filled, over)
             return
 
         def closed(_: int, fault: Fault | None) -> None:
             with self._lock:
-                attempt = self._attempts.pop(stream)
+                attempt = self._attempts.pop(stream.key)
                 again = fault is not None and sender in self._refused and not choice.fixed and not attempt.cancelled
             if not again:
                 over(sink.end(), fault)
                 return
             self._choices[sender] = self._selection.choose(sender, address)
-            self._tcp.receive(
-                sender, address, stream, sink, offset=offset, size=size, granule=granule, on_closed=on_closed
-            )
+            self._tcp.receive(sender, address, stream, sink, on_closed)
 
         ucx = self._ucx[choice.ucx]
         with self._lock:
             self._refused.discard(sender)
-            self._attempts[stream] = _Attempt()
+            self._attempts[stream.key] = _Attempt()
         try:
-            ucx.receive(
-                sender, address, stream, _Kept(filled), offset=offset, size=size, granule=granule, on_closed=closed
-            )
+            ucx.receive(sender, address, stream, _Kept(filled), closed)
         except ValueError:
             with self._lock:
-                self._attempts.pop(stream, None)
+                self._attempts.pop(stream.key, None)
             raise
 
     def prepare(self, sender: int, address: str) -> None:
@@ -175,79 +159,53 @@ class SelectingTransport(Transport):
 
         return timed, closed
 
-    def cancel_receive(self, stream: StreamKey) -> None:
+    def cancel_receive(self, key: StreamKey) -> None:
         with self._lock:
-            if (attempt := self._attempts.get(stream)) is not None:
+            if (attempt := self._attempts.get(key)) is not None:
                 attempt.cancelled = True
         for transport in self._transports():
-            transport.cancel_receive(stream)
+            transport.cancel_receive(key)
 
     def serve(
         self,
         receiver: int,
-        stream: StreamKey,
+        stream: Stream,
         source: Source,
+        on_closed: ServeClosed,
         *,
-        offset: int,
-        size: int,
-        granule: int,
         priority: Priority,
         rank: int = 0,
-        on_closed: ServeClosed,
     ) -> None:
-        if not self._ucx or offset >= size:
-            self._tcp.serve(
-                receiver,
-                stream,
-                source,
-                offset=offset,
-                size=size,
-                granule=granule,
-                priority=priority,
-                rank=rank,
-                on_closed=on_closed,
-            )
+        if not self._ucx or stream.offset >= stream.size:
+            self._tcp.serve(receiver, stream, source, on_closed, priority=priority, rank=rank)
             return
-
-        def serve_over(transport: Transport, seen: Source, closed: ServeClosed) -> None:
-            transport.serve(
-                receiver,
-                stream,
-                seen,
-                offset=offset,
-                size=size,
-                granule=granule,
-                priority=priority,
-                rank=rank,
-                on_closed=closed,
-            )
 
         def over() -> None:
             with self._lock:
-                self._offers.pop(stream, None)
+                self._offers.pop(stream.key, None)
             on_closed()
 
-        offer = _Offer(receiver, stream, source, serve_over, over)
+        offer = _Offer(receiver, stream, source, over, priority, rank)
         with self._lock:
-            if stream in self._offers:
-                raise ValueError(f"stream {stream} is served already")
-            self._offers[stream] = offer
+            if stream.key in self._offers:
+                raise ValueError(f"stream {stream.key} is served already")
+            self._offers[stream.key] = offer
             # TCP waits for a receiver that has not connected yet, and gives up when none comes.
             transports = list(self._connected.get(receiver, [])) or [self._tcp]
         try:
             offer.make(*transports)
         except ValueError:
             with self._lock:
-                self._offers.pop(stream, None)
+                self._offers.pop(stream.key, None)
             raise
 
-    def cancel_serve(self, stream: StreamKey) -> None:
+    def cancel_serve(self, key: StreamKey) -> None:
         with self._lock:
-            offer = self._offers.get(stream)
+            offer = self._offers.get(key)
         if offer is not None:
             offer.cancel()
         else:
-            self._tcp.cancel_serve(stream)
+            self._tcp.cancel_serve(key)
 
     def receive_positions(self) -> dict[StreamKey, int]:
         return {key: at for transport in self._transports() for key, at in transport.receive_positions().items()}
@@ -329,10 +287,11 @@ class _Offer:
     """A stream that is served over whichever transport its receiver asks on."""
 
     receiver: int
-    stream: StreamKey
+    stream: Stream
     source: Source
-    serve_over: Callable[[Transport, Source, ServeClosed], None]
     over: Callable[[], None]
+    priority: Priority
+    rank: int
     holders: set[Transport] = field(default_factory=set)
     taken: Transport | None = None
     cancelled: bool = False
@@ -345,14 +304,15 @@ class _Offer:
             new = [] if closing else [one for one in transports if one not in self.holders]
             self.holders.update(new)
         for transport in new:
+            seen, closed = _Watched(self, transport), partial(self._closed, transport)
             try:
-                self.serve_over(transport, _Watched(self, transport), partial(self._closed, transport))
+                transport.serve(self.receiver, self.stream, seen, closed, priority=self.priority, rank=self.rank)
             except ValueError:
                 with self.lock:
                     self.holders.discard(transport)
                 raise
             if self.cancelled or self.taken not in (None, transport):
-                transport.cancel_serve(self.stream)  # whoever did that may not have found it there yet
+                transport.cancel_serve(self.stream.key)  # whoever did that may not have found it there yet
 
     def take(self, transport: Transport) -> None:
         """The transport reads from the source: it is the one that the receiver asks on."""
@@ -362,14 +322,14 @@ class _Offer:
             others = set() if self.taken is not None else self.holders - {transport}
             self.taken = self.taken or transport
         for other in others:
-            other.cancel_serve(self.stream)
+            other.cancel_serve(self.stream.key)
 
     def cancel(self) -> None:
         with self.lock:
             self.cancelled = True
             holders = list(self.holders)
         for transport in holders:
-            transport.cancel_serve(self.stream)
+            transport.cancel_serve(self.stream.key)
 
     def _closed(self, transport: Transport) -> None:
         with self.lock:

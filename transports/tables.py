@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from hoplite_ucx.transports.interface import MAX_GRANULE, LinkLost, LinkStatus, Side, StreamKey
+from hoplite_ucx.transports.interface import LinkLost, LinkStatus, Side
 
-__all__ = ["LinkTables", "check_stream"]
+__all__ = ["LinkTables"]
 
 
 class _Link(Protocol):
@@ -60,13 +60,3 @@ class LinkTables(Generic[_Receiving, _Sending]):
         with self.lock:
             if links.get(link.peer) is link:
                 del links[link.peer]
-
-
-def check_stream(stream: StreamKey, offset: int, size: int, granule: int) -> None:
-    """Refuse a stream that makes no sense, whichever transport it is for."""
-    if not all(0 <= part < 1 << 64 for part in stream):
-        raise ValueError(f"a stream is named by two numbers in [0, 2**64), not {stream}")
-    if not 0 <= offset <= size < 1 << 63:
-        raise ValueError(f"there are no bytes from {offset} to {size}")
-    if not 0 < granule <= MAX_GRANULE:
-        raise ValueError(f"a granule has 1 to {MAX_GRANULE} bytes, not {granule}")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from hoplite_ucx.transports.interface import Fault, Priority
+from hoplite_ucx.transports.interface import Fault, Priority, Stream
 from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint
 
 BUFFER = 64 << 20
@@ -104,36 +104,19 @@ def child(work: Callable[[int, int], None]) -> Iterator[tuple[int, int]]:
 
 def _source(size: int, granule: int, read: int, write: int) -> None:
     with TcpEndpoint(1) as end:
-        end.transport.serve(
-            2,
-            _KEY,
-            Cycling(size, size),
-            offset=0,
-            size=size,
-            granule=granule,
-            priority=Priority.OWN,
-            on_closed=lambda: None,
-        )
+        stream = Stream(_KEY, 0, size, granule)
+        end.transport.serve(2, stream, Cycling(size, size), lambda: None, priority=Priority.OWN)
         os.write(write, end.address.encode())
         os.read(read, 1)
 
 
 def _relay(upstream: str, size: int, granule: int, read: int, write: int) -> None:
     with TcpEndpoint(2) as end:
-        sink = Cycling(size)
-        end.transport.serve(
-            3,
-            _KEY,
-            sink.relay(),
-            offset=0,
-            size=size,
-            granule=granule,
-            priority=Priority.RELAYED,
-            on_closed=lambda: None,
-        )
+        stream, sink = Stream(_KEY, 0, size, granule), Cycling(size)
+        end.transport.serve(3, stream, sink.relay(), lambda: None, priority=Priority.RELAYED)
         os.write(write, end.address.encode())
         os.read(read, 1)
-        end.transport.receive(1, upstream, _KEY, sink, offset=0, size=size, granule=granule, on_closed=lambda *_: None)
+        end.transport.receive(1, upstream, stream, sink, lambda *_: None)
         os.read(read, 1)
 
 
@@ -147,9 +130,7 @@ def _pull(node: int, sender: int, address: str, size: int, granule: int) -> floa
 
     with TcpEndpoint(node) as end:
         began = time.perf_counter()
-        end.transport.receive(
-            sender, address, _KEY, Cycling(size), offset=0, size=size, granule=granule, on_closed=closed
-        )
+        end.transport.receive(sender, address, Stream(_KEY, 0, size, granule), Cycling(size), closed)
         if not done.wait(_SECONDS) or faults != [None]:
             raise RuntimeError(f"the stream ended with {faults or 'nothing'}")
         return time.perf_counter() - began

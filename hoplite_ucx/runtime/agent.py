@@ -68,7 +68,7 @@ from hoplite_ucx.transports.addresses import check_token
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError, WrongClusterError
 from hoplite_ucx.transports.handshake import Identity, Kind
-from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink
+from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink, Stream
 from hoplite_ucx.transports.selecting import open_transport
 from hoplite_ucx.transports.session import Listener, Session, connect
 from hoplite_ucx.transports.tls import open_tls
@@ -367,12 +367,9 @@ class Agent:
             self._transport.receive(
                 identity_of(effect.sender),
                 effect.address,
-                key,
+                Stream(key, effect.offset, effect.size, min(effect.granule, MAX_GRANULE)),
                 sink,
-                offset=effect.offset,
-                size=effect.size,
-                granule=min(effect.granule, MAX_GRANULE),
-                on_closed=partial(self._received, stream),
+                partial(self._received, stream),
             )
         except ValueError:  # what the sender called its address is none
             self._received(stream, sink.end(), Fault.BROKEN)
@@ -411,14 +408,11 @@ class Agent:
         first = effect.rank > 0 or segment.watermark() < segment.size
         self._transport.serve(
             identity_of(stream.receiver),
-            key,
+            Stream(key, effect.offset, effect.size, min(effect.granule, MAX_GRANULE)),
             segment,
-            offset=effect.offset,
-            size=effect.size,
-            granule=min(effect.granule, MAX_GRANULE),
+            on_closed,
             priority=Priority.RELAYED if first else Priority.OWN,
             rank=effect.rank,
-            on_closed=on_closed,
         )
 
     def _cancel_serve(self, effect: CancelServe) -> None:

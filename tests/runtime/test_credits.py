@@ -9,7 +9,7 @@ from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import values
 from hoplite_ucx.runtime.kernels import Kernel
 from hoplite_ucx.runtime.slots import RING, Combiner, Slot
-from hoplite_ucx.transports.interface import Priority
+from hoplite_ucx.transports.interface import Priority, Stream
 from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint
 from hoplite_ucx.transports.tcp.frames import Record
 from hoplite_ucx.transports.tcp.receiving import ReceivingLink
@@ -38,20 +38,10 @@ def test_credits_come_when_half_of_the_ring_is_used(monkeypatch: pytest.MonkeyPa
     kernel = Kernel(values.encode(own).layout, Operation.SUM)
     slot = Slot(combiner, output, kernel, [segment(own), segment(next_own), None], combined.set, pytest.fail)
     with TcpEndpoint(1) as sender, TcpEndpoint(2) as receiver:
-        key = (2, 1)
-        receiver.transport.receive(
-            1,
-            sender.address,
-            key,
-            slot.sink(2),  # the second part would be received straight into the output
-            offset=0,
-            size=SIZE,
-            granule=GRANULE,
-            on_closed=lambda *_: closed.set(),
-        )
-        sender.transport.serve(
-            2, key, segment(other), offset=0, size=SIZE, granule=GRANULE, priority=Priority.OWN, on_closed=lambda: None
-        )
+        stream = Stream((2, 1), 0, SIZE, GRANULE)
+        sink = slot.sink(2)  # the second part would be received straight into the output
+        receiver.transport.receive(1, sender.address, stream, sink, lambda *_: closed.set())
+        sender.transport.serve(2, stream, segment(other), lambda: None, priority=Priority.OWN)
         assert combined.wait(20)
         assert closed.wait(20)
     combiner.close()

@@ -27,6 +27,7 @@ from hoplite_ucx.transports.interface import (
     Priority,
     Sink,
     Source,
+    Stream,
     StreamKey,
     Transport,
 )
@@ -181,16 +182,8 @@ class Receiving:
         self.closes: list[tuple[int, Fault | None]] = []
         self._endpoint = endpoint
         self._closed = threading.Event()
-        endpoint.transport.receive(
-            sender,
-            address,
-            key,
-            sink or MemorySink(self.memory, size),
-            offset=offset,
-            size=size,
-            granule=granule,
-            on_closed=self._on_closed,
-        )
+        stream = Stream(key, offset, size, granule)
+        endpoint.transport.receive(sender, address, stream, sink or MemorySink(self.memory, size), self._on_closed)
 
     def _on_closed(self, watermark: int, fault: Fault | None) -> None:
         self.closes.append((watermark, fault))
@@ -233,17 +226,8 @@ class Serving:
         self.closes = 0
         self._endpoint = endpoint
         self._closed = threading.Event()
-        endpoint.transport.serve(
-            receiver,
-            key,
-            source,
-            offset=offset,
-            size=size,
-            granule=granule,
-            priority=priority,
-            rank=rank,
-            on_closed=self._on_closed,
-        )
+        stream = Stream(key, offset, size, granule)
+        endpoint.transport.serve(receiver, stream, source, self._on_closed, priority=priority, rank=rank)
 
     def _on_closed(self) -> None:
         self.closes += 1

@@ -28,7 +28,16 @@ from hoplite_ucx.transports.addresses import connect_failure, parse_address, tun
 from hoplite_ucx.transports.descriptors import lifted
 from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError, connection_broke
 from hoplite_ucx.transports.handshake import HANDSHAKE_SECONDS, Identity, Kind, client, run_blocking
-from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
+from hoplite_ucx.transports.interface import (
+    MAX_GRANULE,
+    Fault,
+    LinkStatus,
+    ReceiveClosed,
+    Side,
+    Sink,
+    Stream,
+    StreamKey,
+)
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 from hoplite_ucx.transports.tcp.sending import may_send
 
@@ -51,23 +60,21 @@ class Incoming:
         "channel",
         "granted",
         "granule",
+        "key",
         "link",
         "on_closed",
         "over",
         "received",
         "sink",
         "size",
-        "stream",
     )
 
-    def __init__(
-        self, stream: StreamKey, sink: Sink, offset: int, size: int, granule: int, on_closed: ReceiveClosed
-    ) -> None:
-        self.stream = stream
+    def __init__(self, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
+        self.key = stream.key
         self.sink = sink
-        self.received = offset
-        self.size = size
-        self.granule = granule
+        self.received = stream.offset
+        self.size = stream.size
+        self.granule = stream.granule
         self.on_closed = on_closed
         self.granted = 0
         self.ahead = 0  # how much was granted at first
@@ -125,19 +132,19 @@ class ReceivingLink:
         with self._lock:
             if self._ended or self._closed:
                 return False
-            if incoming.stream in self._receiving:
-                raise ValueError(f"stream {incoming.stream} is received already")
+            if incoming.key in self._receiving:
+                raise ValueError(f"stream {incoming.key} is received already")
             self._last_channel = incoming.channel = self._last_channel + 1
-            self._receiving[incoming.stream] = self._channels[incoming.channel] = incoming
+            self._receiving[incoming.key] = self._channels[incoming.channel] = incoming
             incoming.link = self
             if self._connected:
                 self._open(incoming)
         incoming.grown()  # the limit may have risen before there was a link to tell
         return True
 
-    def cancel(self, stream: StreamKey) -> None:
+    def cancel(self, key: StreamKey) -> None:
         with self._lock:
-            incoming = self._receiving.get(stream)
+            incoming = self._receiving.get(key)
             if incoming is None:
                 return
             incoming.over = True
@@ -147,7 +154,7 @@ class ReceivingLink:
         incoming.close(None)
 
     def positions(self) -> dict[StreamKey, int]:
-        return {incoming.stream: incoming.sink.watermark() for incoming in list(self._receiving.values())}
+        return {incoming.key: incoming.sink.watermark() for incoming in list(self._receiving.values())}
 
     def status(self) -> LinkStatus:
         streams = len(self._receiving)
@@ -198,12 +205,12 @@ class ReceivingLink:
 
     def _remove(self, incoming: Incoming) -> None:
         incoming.over = True
-        del self._receiving[incoming.stream]
+        del self._receiving[incoming.key]
         if self._channels.pop(incoming.channel, None) and self._connected and incoming.received < incoming.size:
             self._send_record(Record.CANCEL, incoming.channel)
 
     def _open(self, incoming: Incoming) -> None:
-        self._send_record(Record.OPEN, incoming.channel, incoming.granted, *incoming.stream)
+        self._send_record(Record.OPEN, incoming.channel, incoming.granted, *incoming.key)
 
     def _send_record(self, what: Record, channel: int, limit: int = 0, receiver: int = 0, number: int = 0) -> None:
         self._unsent += RECORD.pack(what, channel, limit, receiver, number)

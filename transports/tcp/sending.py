@@ -30,7 +30,7 @@ from functools import partial
 from operator import attrgetter
 
 from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, connection_broke
-from hoplite_ucx.transports.interface import LinkStatus, Priority, Side, Source, StreamKey
+from hoplite_ucx.transports.interface import LinkStatus, Priority, ServeClosed, Side, Source, Stream, StreamKey
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 
 __all__ = ["Outgoing", "SendingLink", "may_send"]
@@ -68,6 +68,7 @@ class Outgoing:
     __slots__ = (
         "channel",
         "granule",
+        "key",
         "limit",
         "longest",
         "on_closed",
@@ -80,26 +81,15 @@ class Outgoing:
         "since",
         "size",
         "source",
-        "stream",
     )
 
-    def __init__(
-        self,
-        stream: StreamKey,
-        source: Source,
-        offset: int,
-        size: int,
-        granule: int,
-        priority: Priority,
-        rank: int,
-        on_closed: Callable[[], None],
-    ) -> None:
-        self.stream = stream
+    def __init__(self, stream: Stream, source: Source, on_closed: ServeClosed, priority: Priority, rank: int) -> None:
+        self.key = stream.key
         self.source = source
-        self.position = offset
-        self.size = size
-        self.granule = granule
-        self.longest = min(granule, FIRST_FRAME)  # of its next frame
+        self.position = stream.offset
+        self.size = stream.size
+        self.granule = stream.granule
+        self.longest = min(stream.granule, FIRST_FRAME)  # of its next frame
         self.priority = priority
         self.rank = rank
         self.on_closed = on_closed
@@ -163,11 +153,11 @@ class SendingLink:
         outgoing.source.subscribe(outgoing.risen)
         with self._lock:
             taken = not (self._ended or self._closed)
-            known = outgoing.stream in self._serving
+            known = outgoing.key in self._serving
             if taken and not known:
-                self._serving[outgoing.stream] = outgoing
+                self._serving[outgoing.key] = outgoing
                 self._grace = time.monotonic() + GRACE_SECONDS
-                if (grant := self._grants.pop(outgoing.stream, None)) is not None:
+                if (grant := self._grants.pop(outgoing.key, None)) is not None:
                     outgoing.channel, outgoing.limit = grant
                     del self._ungranted[outgoing.channel]
                     self._channels[outgoing.channel] = outgoing
@@ -175,12 +165,12 @@ class SendingLink:
         if known or not taken:
             outgoing.source.unsubscribe(outgoing.risen)
         if known:
-            raise ValueError(f"stream {outgoing.stream} is served already")
+            raise ValueError(f"stream {outgoing.key} is served already")
         return taken
 
-    def cancel(self, stream: StreamKey) -> None:
+    def cancel(self, key: StreamKey) -> None:
         with self._lock:
-            outgoing = self._serving.get(stream)
+            outgoing = self._serving.get(key)
             if outgoing is None:
                 return
             outgoing.over = True
@@ -190,7 +180,7 @@ class SendingLink:
         self._close_stream(outgoing)
 
     def positions(self) -> dict[StreamKey, int]:
-        return {outgoing.stream: outgoing.position for outgoing in list(self._serving.values())}
+        return {outgoing.key: outgoing.position for outgoing in list(self._serving.values())}
 
     def status(self) -> LinkStatus:
         connected = self._sock is not None
@@ -287,7 +277,7 @@ class SendingLink:
 
     def _remove(self, outgoing: Outgoing) -> None:
         outgoing.over = True
-        del self._serving[outgoing.stream]
+        del self._serving[outgoing.key]
         self._channels.pop(outgoing.channel, None)
 
     def _shut_socket(self) -> None:
@@ -464,31 +454,31 @@ class SendingLink:
                 if outgoing is not None:
                     outgoing.limit = max(outgoing.limit, limit)
                     self._enqueue(outgoing)
-                elif (stream := self._ungranted.get(channel)) is not None:
-                    self._grants[stream] = channel, limit
+                elif (key := self._ungranted.get(channel)) is not None:
+                    self._grants[key] = channel, limit
             elif what == Record.CANCEL:
                 if outgoing is not None and outgoing is self._sending:
                     outgoing.over = True  # its frame is under way: `_send_rest` closes it
                 elif outgoing is not None:
                     self._remove(outgoing)
                     cancelled = outgoing
-                elif (stream := self._ungranted.pop(channel, None)) is not None:
-                    del self._grants[stream]
+                elif (key := self._ungranted.pop(channel, None)) is not None:
+                    del self._grants[key]
             else:
                 raise self._violation(f"a record of kind {what}")
         if cancelled is not None:
             self._close_stream(cancelled)
 
-    def _opened(self, stream: StreamKey, channel: int, limit: int) -> None:
-        outgoing = self._serving.get(stream)
-        again = stream in self._grants or (outgoing is not None and outgoing.channel)
+    def _opened(self, key: StreamKey, channel: int, limit: int) -> None:
+        outgoing = self._serving.get(key)
+        again = key in self._grants or (outgoing is not None and outgoing.channel)
         if not channel or channel in self._channels or channel in self._ungranted or again:
             raise self._violation(f"channel {channel} or its stream opened twice")
         if outgoing is None:
             if len(self._grants) >= MAX_GRANTS:
                 raise self._violation(f"more than {MAX_GRANTS} streams opened that nobody sends")
-            self._grants[stream] = channel, limit
-            self._ungranted[channel] = stream
+            self._grants[key] = channel, limit
+            self._ungranted[channel] = key
         else:
             outgoing.channel, outgoing.limit = channel, limit
             self._channels[channel] = outgoing

@@ -20,10 +20,11 @@ from hoplite_ucx.transports.interface import (
     Side,
     Sink,
     Source,
+    Stream,
     StreamKey,
     Transport,
 )
-from hoplite_ucx.transports.tables import LinkTables, check_stream
+from hoplite_ucx.transports.tables import LinkTables
 from hoplite_ucx.transports.tcp.receiving import Incoming, ReceivingLink
 from hoplite_ucx.transports.tcp.sending import Outgoing, SendingLink
 
@@ -52,23 +53,11 @@ class TcpTransport(Transport):
                 except _EXHAUSTED:
                     sock.close()
 
-    def receive(
-        self,
-        sender: int,
-        address: str,
-        stream: StreamKey,
-        sink: Sink,
-        *,
-        offset: int,
-        size: int,
-        granule: int,
-        on_closed: ReceiveClosed,
-    ) -> None:
-        check_stream(stream, offset, size, granule)
+    def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
         parse_address(address)
-        incoming = Incoming(stream, sink, offset, size, granule, on_closed)
+        incoming = Incoming(stream, sink, on_closed)
         sink.subscribe(incoming.grown)
-        while offset < size:
+        while stream.offset < stream.size:
             with self._links.lock:
                 if self._closed:
                     break
@@ -88,26 +77,22 @@ class TcpTransport(Transport):
             if not self._closed and sender not in self._links.receiving:
                 self._new_receiving_link(sender, address)
 
-    def cancel_receive(self, stream: StreamKey) -> None:
+    def cancel_receive(self, key: StreamKey) -> None:
         for link in list(self._links.receiving.values()):
-            link.cancel(stream)
+            link.cancel(key)
 
     def serve(
         self,
         receiver: int,
-        stream: StreamKey,
+        stream: Stream,
         source: Source,
+        on_closed: ServeClosed,
         *,
-        offset: int,
-        size: int,
-        granule: int,
         priority: Priority,
         rank: int = 0,
-        on_closed: ServeClosed,
     ) -> None:
-        check_stream(stream, offset, size, granule)
-        outgoing = Outgoing(stream, source, offset, size, granule, priority, rank, on_closed)
-        while offset < size:
+        outgoing = Outgoing(stream, source, on_closed, priority, rank)
+        while stream.offset < stream.size:
             with self._links.lock:
                 if self._closed:
                     break
@@ -120,9 +105,9 @@ class TcpTransport(Transport):
             self._links.sending_ended(link)
         on_closed()
 
-    def cancel_serve(self, stream: StreamKey) -> None:
+    def cancel_serve(self, key: StreamKey) -> None:
         for link in list(self._links.sending.values()):
-            link.cancel(stream)
+            link.cancel(key)
 
     def receive_positions(self) -> dict[StreamKey, int]:
         positions: dict[StreamKey, int] = {}

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
 from hoplite_ucx.transports.errors import ConnectionLostError
 from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
-from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, StreamKey
+from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, Stream
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
@@ -62,14 +62,12 @@ class Pull:
 class Incoming:
     """One stream, as its receiver sees it."""
 
-    def __init__(
-        self, stream: StreamKey, sink: Sink, offset: int, size: int, granule: int, on_closed: ReceiveClosed
-    ) -> None:
-        self.stream = stream
+    def __init__(self, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
+        self.key = stream.key
         self.sink = sink
-        self.received = self.requested = offset
-        self.size = size
-        self.chunk = min(GRANULES * granule, MAX_GRANULE) if granule >= BULK else granule
+        self.received = self.requested = stream.offset
+        self.size = stream.size
+        self.chunk = min(GRANULES * stream.granule, MAX_GRANULE) if stream.granule >= BULK else stream.granule
         self.ahead = min(max(LEAST_AHEAD, AHEAD_BYTES // self.chunk), MOST_AHEAD)
         self.on_closed = on_closed
         self.link: ReceivingLink | None = None
@@ -225,7 +223,7 @@ class ReceivingLink(Link):
 
     def _open(self, incoming: Incoming) -> None:
         assert self.connection is not None
-        self.connection.put(Record.OPEN, incoming.channel, *incoming.stream)
+        self.connection.put(Record.OPEN, incoming.channel, *incoming.key)
         self.flush_soon()
         self._go_on(incoming)
 

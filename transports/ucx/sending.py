@@ -16,7 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError
-from hoplite_ucx.transports.interface import MAX_GRANULE, LinkStatus, Priority, Side, Source, StreamKey
+from hoplite_ucx.transports.interface import (
+    MAX_GRANULE,
+    LinkStatus,
+    Priority,
+    ServeClosed,
+    Side,
+    Source,
+    Stream,
+    StreamKey,
+)
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
@@ -47,7 +56,7 @@ class Pull:
 class Opened:
     """A stream that the receiver has opened, and perhaps pulled from, and nobody has served yet."""
 
-    stream: StreamKey
+    key: StreamKey
     pulls: list[Pull] = field(default_factory=list)
 
 
@@ -67,20 +76,13 @@ class Outgoing:
     """One stream, as its sender sees it."""
 
     def __init__(
-        self,
-        receiver: int,
-        stream: StreamKey,
-        source: Source,
-        offset: int,
-        size: int,
-        priority: Priority,
-        on_closed: Callable[[], None],
+        self, receiver: int, stream: Stream, source: Source, on_closed: ServeClosed, priority: Priority
     ) -> None:
         self.receiver = receiver
-        self.stream = stream
+        self.key = stream.key
         self.source = source
-        self.position = self.pulled = offset
-        self.size = size
+        self.position = self.pulled = stream.offset
+        self.size = stream.size
         self.priority = priority
         self.on_closed = on_closed
         self.link: SendingLink | None = None
@@ -174,25 +176,25 @@ class SendingLink(Link):
         self.flush_soon()
         return True
 
-    def _open(self, stream: StreamKey, channel: int) -> None:
+    def _open(self, key: StreamKey, channel: int) -> None:
         if self.endpoint is None:
             assert self._greeting is not None
             self.endpoint = self.worker.connect(self._greeting.address)
-        twice = channel in self.streams or channel in self._opened or self._channel_of(stream) is not None
+        twice = channel in self.streams or channel in self._opened or self._channel_of(key) is not None
         if not channel or twice:
             raise self.violation(f"channel {channel} or its stream opened twice")
-        outgoing = self._find(self.peer, stream)
+        outgoing = self._find(self.peer, key)
         if outgoing is not None and outgoing.link is not None:
-            raise self.violation(f"stream {stream} opened twice")
+            raise self.violation(f"stream {key} opened twice")
         if outgoing is not None:
             self._begin(outgoing, channel)
         elif len(self._opened) >= MAX_OPENED:
             raise self.violation(f"more than {MAX_OPENED} streams opened that nobody sends")
         else:
-            self._opened[channel] = Opened(stream)
+            self._opened[channel] = Opened(key)
 
-    def _channel_of(self, stream: StreamKey) -> int | None:
-        return next((channel for channel, opened in self._opened.items() if opened.stream == stream), None)
+    def _channel_of(self, key: StreamKey) -> int | None:
+        return next((channel for channel, opened in self._opened.items() if opened.key == key), None)
 
     def _pulled(self, channel: int, pull: Pull) -> None:
         if (opened := self._opened.get(channel)) is not None:
@@ -231,7 +233,7 @@ class SendingLink(Link):
 
     def serve(self, outgoing: Outgoing) -> None:
         """Begin if the receiver has opened it already."""
-        if (channel := self._channel_of(outgoing.stream)) is not None:
+        if (channel := self._channel_of(outgoing.key)) is not None:
             opened = self._opened.pop(channel)
             self._begin(outgoing, channel)
             try:

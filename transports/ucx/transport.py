@@ -25,10 +25,11 @@ from hoplite_ucx.transports.interface import (
     Side,
     Sink,
     Source,
+    Stream,
     StreamKey,
     Transport,
 )
-from hoplite_ucx.transports.tables import LinkTables, check_stream
+from hoplite_ucx.transports.tables import LinkTables
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection
 from hoplite_ucx.transports.ucx.library import Lane
@@ -79,28 +80,16 @@ class UcxTransport(Transport):
             return
         engine.call(partial(self._adopt, engine, sock, peer))
 
-    def receive(
-        self,
-        sender: int,
-        address: str,
-        stream: StreamKey,
-        sink: Sink,
-        *,
-        offset: int,
-        size: int,
-        granule: int,
-        on_closed: ReceiveClosed,
-    ) -> None:
-        check_stream(stream, offset, size, granule)
+    def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
         parse_address(address)
-        incoming = Incoming(stream, sink, offset, size, granule, on_closed)
-        engine = self._engine_for(sender, Side.RECEIVING) if offset < size else None
+        incoming = Incoming(stream, sink, on_closed)
+        engine = self._engine_for(sender, Side.RECEIVING) if stream.offset < stream.size else None
         with self._lock:
-            if stream in self._incoming:
-                raise ValueError(f"stream {stream} is received already")
+            if stream.key in self._incoming:
+                raise ValueError(f"stream {stream.key} is received already")
             taken = engine is not None and not self._closed
             if taken:
-                self._incoming[stream] = incoming
+                self._incoming[stream.key] = incoming
         if engine is None or not taken:
             incoming.close(Fault.BROKEN)
             return
@@ -119,33 +108,29 @@ class UcxTransport(Transport):
         if (engine := self._engine_for(sender, Side.RECEIVING)) is not None:
             engine.call(partial(self._prepare, engine, sender, address))
 
-    def cancel_receive(self, stream: StreamKey) -> None:
-        incoming = self._incoming.get(stream)
+    def cancel_receive(self, key: StreamKey) -> None:
+        incoming = self._incoming.get(key)
         if incoming is not None and self._engine is not None:
             self._engine.call(partial(self._cancel_receive, incoming))
 
     def serve(
         self,
         receiver: int,
-        stream: StreamKey,
+        stream: Stream,
         source: Source,
+        on_closed: ServeClosed,
         *,
-        offset: int,
-        size: int,
-        granule: int,
         priority: Priority,
         rank: int = 0,  # noqa: ARG002  # streams of one priority go in turns here
-        on_closed: ServeClosed,
     ) -> None:
-        check_stream(stream, offset, size, granule)
-        outgoing = Outgoing(receiver, stream, source, offset, size, priority, on_closed)
-        engine = self._engine_for(receiver, Side.SENDING) if offset < size else None
+        outgoing = Outgoing(receiver, stream, source, on_closed, priority)
+        engine = self._engine_for(receiver, Side.SENDING) if stream.offset < stream.size else None
         with self._lock:
-            if stream in self._outgoing:
-                raise ValueError(f"stream {stream} is served already")
+            if stream.key in self._outgoing:
+                raise ValueError(f"stream {stream.key} is served already")
             taken = engine is not None and not self._closed
             if taken:
-                self._outgoing[stream] = outgoing
+                self._outgoing[stream.key] = outgoing
         if engine is None or not taken:
             outgoing.close()
             return
@@ -159,16 +144,16 @@ class UcxTransport(Transport):
         source.subscribe(risen)
         engine.call(partial(self._serve, engine, outgoing))
 
-    def cancel_serve(self, stream: StreamKey) -> None:
-        outgoing = self._outgoing.get(stream)
+    def cancel_serve(self, key: StreamKey) -> None:
+        outgoing = self._outgoing.get(key)
         if outgoing is not None and self._engine is not None:
             self._engine.call(partial(self._cancel_serve, outgoing))
 
     def receive_positions(self) -> dict[StreamKey, int]:
-        return {incoming.stream: incoming.sink.watermark() for incoming in list(self._incoming.values())}
+        return {incoming.key: incoming.sink.watermark() for incoming in list(self._incoming.values())}
 
     def serve_positions(self) -> dict[StreamKey, int]:
-        return {outgoing.stream: outgoing.position for outgoing in list(self._outgoing.values())}
+        return {outgoing.key: outgoing.position for outgoing in list(self._outgoing.values())}
 
     def links(self) -> list[LinkStatus]:
         return self._links.statuses()
@@ -239,8 +224,8 @@ class UcxTransport(Transport):
             sock.close()
             self._links.lost(peer, Side.SENDING, _no_worker(error, f"{peer:x}"))
 
-    def _find(self, receiver: int, stream: StreamKey) -> Outgoing | None:
-        outgoing = self._outgoing.get(stream)
+    def _find(self, receiver: int, key: StreamKey) -> Outgoing | None:
+        outgoing = self._outgoing.get(key)
         return outgoing if outgoing is not None and outgoing.receiver == receiver else None
 
     def _receive(self, engine: Engine, sender: int, address: str, incoming: Incoming) -> None:
@@ -322,11 +307,11 @@ class UcxTransport(Transport):
 
     def _incoming_closed(self, incoming: Incoming) -> None:
         with self._lock:
-            self._incoming.pop(incoming.stream, None)
+            self._incoming.pop(incoming.key, None)
 
     def _outgoing_closed(self, outgoing: Outgoing) -> None:
         with self._lock:
-            self._outgoing.pop(outgoing.stream, None)
+            self._outgoing.pop(outgoing.key, None)
 
     def _drop(self, peer: int) -> None:
         for link in self._links.all():
