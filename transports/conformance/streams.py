@@ -353,14 +353,6 @@ def check_bad_calls(make: Maker) -> None:
     """What cannot be done is refused before anything happens."""
     with endpoints(make, 1, 2) as (a, b):
         outgoing, incoming = _pair(a, b, 1000, 21, 4096)
-        source = filled(21, 1000, watermark=0)
-        for offset, size, granule in ((-1, 10, 4096), (11, 10, 4096), (0, 1 << 63, 4096), (0, 10, 0), (0, 10, 1 << 30)):
-            for begin in (
-                lambda: Receiving(b, a.node, a.address, next_key(), size, offset=offset, granule=granule,  # noqa: B023
-                                  memory=Memory(bytearray(1)), sink=LazySink(1)),
-                lambda: Serving(a, b.node, next_key(), source, size, offset=offset, granule=granule),  # noqa: B023
-            ):  # fmt: skip
-                _refuses(begin)
         _refuses(lambda: Receiving(b, a.node, "nowhere", next_key(), 10))
         incoming.complete(21)
         outgoing.wait()
