@@ -13,8 +13,6 @@ from hoplite_ucx.protocol.directory import slots
 from hoplite_ucx.simulate.chaos import Outcome, run_seed
 from hoplite_ucx.simulate.mutants import MUTANTS
 
-SEEDS = 300
-MIXED_SEEDS = 200
 PATIENCE_WITH_MUTANTS = 1500
 MENDED = (8231489, 8232213, 8706192, 8709775, 8729430, 8736304)
 """Seeds that failed, of faults that no smaller test shows."""
@@ -26,14 +24,9 @@ def first_seed() -> int:
     return int(os.environ.get("HOPLITE_CHAOS_SEED", time.time_ns() // 1_000_000 % 1_000_000_000))
 
 
-def test_seeds_nobody_has_tried(first_seed: int) -> None:
-    failed = failures(range(first_seed, first_seed + SEEDS), reductions=False)
-    assert not failed, "\n".join(failed)
-
-
-def test_reductions_too() -> None:
-    """The full mix still fails about once in ten thousand seeds, so that these are always the same ones."""
-    failed = failures(range(MIXED_SEEDS), reductions=True)
+@pytest.mark.parametrize(("count", "reductions"), [(300, False), (150, True)])
+def test_seeds_nobody_has_tried(first_seed: int, count: int, reductions: bool) -> None:
+    failed = failures(range(first_seed, first_seed + count), reductions=reductions)
     assert not failed, "\n".join(failed)
 
 

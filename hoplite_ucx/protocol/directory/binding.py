@@ -269,8 +269,8 @@ class Binding(Hosts, ABC):
         self._objects.look_at(root.ref)
 
     def _patience(self) -> float:
-        """How long those who will get the target are waited for. Hosts of sources lose nothing by it, since their links are
-        busy combining; who else gets it begins that much later."""
+        """How long those who will get the target are waited for. Hosts of sources lose nothing by it, since their links
+        are busy combining; who else gets it begins that much later."""
         return min(self._world.settings.regroup, self._size / self._objects.members.bandwidth() / 4)
 
     def assembler_declined(self, root: Slot, node: NodeId) -> None:
