@@ -162,7 +162,7 @@ class Memory:
         """Whether something will free memory, or make it evictable, without anybody's doing."""
         return any(
             h.receive is not None
-            or any(i.receive is not None for i in h.inputs)
+            or any(i.receive is not None and not i.held_back() for i in h.inputs)
             or h.serves
             or h.kept is Eviction.IN_USE
             or (h.doomed and h.writing)
