@@ -1,17 +1,18 @@
 """Streams that feed a slot: which of them may wait, and for whom."""
 
-from hoplite_ucx.protocol.events import CancelReceive, Combined, Receive, ReceiveClosed
+from hoplite_ucx.protocol.errors import FailureKind
+from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Combined, PutCall, Receive, ReceiveClosed
 from hoplite_ucx.protocol.ids import node_id
-from hoplite_ucx.protocol.messages import Bind, Completed, Consumed, Operation, Place, Sealed, StreamStatus
-from hoplite_ucx.protocol.settings import MIB
+from hoplite_ucx.protocol.messages import Bind, Completed, Consumed, Operation, Place, Sealed, StreamFault, StreamStatus
+from hoplite_ucx.protocol.settings import GIB, MIB
 from tests.protocol.harness import RATE, NodeDriver, version
 
 FIRST, SECOND = node_id(8), node_id(9)
 
 
-def fed_slot() -> tuple[NodeDriver, Receive, Receive]:
+def fed_slot(memory: int = GIB) -> tuple[NodeDriver, Receive, Receive]:
     """A slot of two parts, both from elsewhere."""
-    n = NodeDriver()
+    n = NodeDriver(memory=memory)
     slot, parts = version(1), (version(2), version(3))
     n.directory(Bind(slot, 1, 8 * MIB, b"", Operation.SUM, parts, slot.ref))
     streams = []
@@ -36,6 +37,15 @@ def test_a_part_that_could_go_on_and_does_not_is_a_stall() -> None:
         n.positions[first.stream] = step * MIB
         cancelled += [effect for effect in n.beat() if isinstance(effect, CancelReceive)]
     assert cancelled == [CancelReceive(second.stream)]
+
+
+def test_a_slot_that_waits_for_a_lost_part_is_not_waited_for() -> None:
+    """Whoever puts that part here would wait for the memory of the slot, and the slot for the put."""
+    n, first, _ = fed_slot(memory=12 * MIB)
+    assert n.none(n.handle(PutCall(1, version(2).ref, 8 * MIB, b"", None, None)), CallFailed), "it may be done soon"
+    n.handle(ReceiveClosed(first.stream, 0, StreamFault.BROKEN))
+    failed = n.only(n.beat(2), CallFailed)
+    assert failed.failure.kind is FailureKind.STORE_FULL
 
 
 def test_a_result_may_be_decided_before_its_last_stream_is_seen_to_end() -> None:

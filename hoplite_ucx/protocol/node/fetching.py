@@ -357,7 +357,9 @@ class Fetching:
         fetch.incoming = None
         if sink.watermark == sink.size:
             self._complete(fetch, sink)
-        elif fetch.halt is not None:
+            return
+        self._memory.look_again_soon()
+        if fetch.halt is not None:
             self._report_halt(fetch)
         elif fetch.placement is not None and fetch.placement is not incoming.placement:
             self._open(fetch)

@@ -113,7 +113,7 @@ def _check_holdings(name: str, state: "NodeState") -> None:
             assert holding.sealed, f"{_what(name, holding)} is evicted and not decided"
             assert joined, f"{_what(name, holding)} waits for an answer that cannot come"
         if holding.kept is not None:
-            assert "kept" in state._context.timers, f"{_what(name, holding)} is kept for good"
+            assert "room" in state._context.timers, f"{_what(name, holding)} is kept for good"
 
 
 def _check_sink(name: str, sink: Holding | Input, holding: Holding, fetching: Fetching) -> None:

@@ -275,8 +275,8 @@ class NodeState:
                     self._beat(tick)
                 case "connect":
                     self._context.emit(ConnectDirectory())
-                case "kept":
-                    self.memory.forget_refusals()
+                case "room":
+                    self.memory.look_again()
                 case ("call", int() as call):
                     self.calls.expired(call)
                 case ("park", StreamId() as stream):

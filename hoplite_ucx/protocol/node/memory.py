@@ -217,11 +217,15 @@ class Memory:
             self.doom(holding)
         else:
             holding.kept = answer
-            self._context.timers.set_if_absent("kept", self._context.now + self._context.settings.heartbeat)
+            self.look_again_soon()
         self.review()
 
-    def forget_refusals(self) -> None:
-        """What the directory refused a while ago may be granted now."""
+    def look_again_soon(self) -> None:
+        """Something is as it is for now: the directory refused, or a stream stopped, which may have another sender."""
+        self._context.timers.set_if_absent("room", self._context.now + self._context.settings.heartbeat)
+
+    def look_again(self) -> None:
+        """What the directory refused a while ago may be granted now, and what was in motion may have come to rest."""
         for holding in self.segments.values():
             holding.kept = None
         self.review()
