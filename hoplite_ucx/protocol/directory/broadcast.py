@@ -290,9 +290,10 @@ class Broadcast:
             return
         self._orders += 1
         receiver = Receiver(key, member, into, self._orders, watermark=watermark, behind=behind)
+        if into or not self._waiting:
+            # Its stream does not count, so that busy senders can serve it; or nobody waited when one became free.
+            self.reconsider()
         self.receivers[key] = self._waiting[key] = receiver
-        if into:
-            self.reconsider()  # its stream does not count: senders that are busy can serve it
 
     def unwant(self, node: NodeId) -> None:
         """Only who has no sender is let go: a running stream may feed others, and ends by itself."""
