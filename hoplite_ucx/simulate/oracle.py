@@ -220,17 +220,26 @@ class Oracle:
 
     def judge_liveness(self) -> None:
         """Every call has ended. Where memory is scarce the last puts may have failed, and then their gets wait on."""
-        records = self._cluster.directory.machine.records
         for call in self._cluster.calls.values():
             if not call.open:
                 continue
             refs = refs_of(call)
             needed = call.event.count if isinstance(call.event, WaitCall) else 1
-            trees = [records[ref].broadcast for ref in refs if ref in records]
-            present = sum(tree is not None and tree.has_root() for tree in trees)
+            present = sum(map(self._can_be_had, refs))
             unheard = isinstance(call.event, GetCall | WaitCall | ContributorsCall) and self._never_reduced(refs)
             if present >= needed or not (self._cluster.shape.tight or unheard):
                 raise BrokenPromiseError(f"{call.event} at {call.node.host} never ended", refs[0])
+
+    def _can_be_had(self, ref: bytes) -> bool:
+        """Whether something has it or makes it, and if it is made of sources, enough of those can be had."""
+        record = self._cluster.directory.machine.records.get(ref)
+        if record is None or record.broadcast is None or not record.broadcast.has_root():
+            return False
+        events = [call.event for call in self._cluster.calls.values()]
+        reduced = next((each for each in events if isinstance(each, ReduceCall) and each.target == ref), None)
+        if reduced is None or record.broadcast.complete():
+            return True
+        return sum(map(self._can_be_had, reduced.sources)) >= reduced.count
 
     def _never_reduced(self, refs: tuple[bytes, ...]) -> bool:
         """Whether one is, or is made from, a target that the directory would not take, as a source was deleted."""

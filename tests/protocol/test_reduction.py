@@ -287,6 +287,17 @@ def test_the_node_that_combines_small_objects_may_die() -> None:
     assert d.heard_all(Inline, "D") == [Inline(again.version, b"layout", b"\3\3")]
 
 
+def test_a_small_reduction_outlives_every_node() -> None:
+    """Its sources are with the directory."""
+    d, _ = small("A", "B")
+    for name in "ABDC":  # the one that combines is the last
+        d.kill(name)
+    d.join("E")
+    d.tell("E", Want(ref(TARGET)))
+    d.pass_time(1.0, beating=("E",))
+    assert len(d.heard_all(CombineInline, "E")) == 1
+
+
 def test_a_result_that_is_late_or_foreign_is_nothing() -> None:
     d, combine = small("A", "B")
     d.kill("C")

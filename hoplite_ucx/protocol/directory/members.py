@@ -21,6 +21,7 @@ from hoplite_ucx.protocol.placement import Nic
 
 _FENCES_KEPT = 100_000
 _ASK_AGAIN = 0.03
+_ASSUMED_BANDWIDTH = 125e6
 
 
 @dataclass(slots=True)
@@ -67,9 +68,10 @@ class Members:
         return self._members[node]
 
     def bandwidth(self) -> float:
-        """What a typical host can send: the median, so that one odd NIC does not shape every tree."""
+        """What a typical host can send: the median, so that one odd NIC does not shape every tree. While nobody is
+        here, something must be assumed: small sources are with the directory, and may be chosen all the same."""
         rates = sorted(nic.up for nic, _ in self._nics.values())
-        return rates[len(rates) // 2]
+        return rates[len(rates) // 2] if rates else _ASSUMED_BANDWIDTH
 
     def is_fenced(self, node: NodeId) -> bool:
         return generation_of(node) <= self._fenced.get(identity_of(node), -1)
