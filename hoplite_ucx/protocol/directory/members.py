@@ -21,7 +21,7 @@ from hoplite_ucx.protocol.placement import Nic
 
 _FENCES_KEPT = 100_000
 _ASK_AGAIN = 0.03
-_ASSUMED_BANDWIDTH = 125e6
+_ASSUMED_BANDWIDTH = 125e6  # bytes a second, 1 Gbit/s
 
 
 @dataclass(slots=True)
