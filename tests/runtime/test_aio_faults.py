@@ -180,3 +180,24 @@ def test_what_a_closed_connection_never_read_is_not_held(own_cluster: int) -> No
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert not kept.any()
+
+
+@pytest.mark.usefixtures("own_cluster")
+def test_what_a_closed_connection_did_read_is_held() -> None:
+    """The agent asks, since it cannot know."""
+    ref = hoplite.put(np.ones(1 << 17))
+    client = current.client()
+    connection = client.connect_watched()
+    connection.send(wire.GetRequest(connection.next_call(), ref.binary, 5.0))
+    value = connection.receive(time.monotonic() + 5)
+    assert isinstance(value, wire.Value)
+    kept = client.open_value(connection, value)
+    connection.close()
+    for _ in range(10):
+        assert pins() == 1
+        time.sleep(0.05)
+    del kept
+    deadline = time.monotonic() + 5
+    while pins():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
