@@ -2,7 +2,8 @@
 
 The books say of every object where it was put and what is in it. A fault can only make an object lost if it was put on
 a machine that may count as dead since, or if it is a result: then an error about it has its reason, and so has a get
-that waits in vain for somebody to put it again.
+that waits in vain for somebody to put it again. Nor is there a result if a source was deleted while it was being made:
+a reduction goes on when whoever submitted it has something else to do.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Known:
     born: float
     sources: list[Known] = field(default_factory=list)
     deleted: bool = False
+    seen: bool = False
+    """Somebody got it: of a target, it is made, and needs its sources no more."""
 
 
 @dataclass
@@ -163,6 +166,8 @@ class Books:
         assert answer.done is not None
         if task.kind in (TaskKind.PUT, TaskKind.REDUCE):
             self.known[task.about[0].ref] = task.about[0]
+        if task.kind is TaskKind.GET:
+            task.about[0].seen = True
         if task.kind is TaskKind.CHECK:
             return self._wrong(task.about[0], answer.done)
         return None
@@ -196,7 +201,8 @@ class Books:
         return "nothing that was done leads to this"
 
     def _may_be_lost(self, object_: Known) -> bool:
-        return object_.deleted or self._was_hit(object_)
+        lacks_sources = not object_.seen and any(source.deleted for source in object_.sources)
+        return object_.deleted or lacks_sources or self._was_hit(object_)
 
     def _was_hit(self, object_: Known) -> bool:
         """Since it was made; or, of a target, what it was made of."""

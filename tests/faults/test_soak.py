@@ -10,7 +10,7 @@ from hoplite_ucx.bench.faults.peers import Answer, WorkerError
 from hoplite_ucx.bench.lines import PeerError
 from hoplite_ucx.bench.soak.driver import soak
 from hoplite_ucx.bench.soak.sampling import Growth, Sampler, Use, use_of
-from hoplite_ucx.bench.soak.tasks import Books, Task, TaskKind
+from hoplite_ucx.bench.soak.tasks import Books, Known, Task, TaskKind
 
 MIB = 1 << 20
 
@@ -92,6 +92,24 @@ def test_errors_in_the_soak_need_a_reason() -> None:
     books, get = put_and_get()
     check = books.check(get)
     assert books.end(check, Answer(done={"wrong": "a byte"})) is not None
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_result_needs_its_sources_until_it_is_made(seen: bool) -> None:
+    """The submission is over long before the reduction is, and a source may be deleted in between."""
+    books = Books(1)
+    sources: list[Known] = []
+    while len(sources) < 2:
+        put = books._put(1)
+        books.end(put, Answer(done={}))
+        sources += put.about
+    target = Known("aa" * 16, 4096, [1, 2], 2, None, time.monotonic(), sources)
+    get = books._get(2, target)
+    if seen:
+        assert books.end(get, Answer(done={})) is None
+        get = books._get(2, target)
+    books.forget(1, sources[:1])
+    assert (books.end(get, error("ObjectLostError")) is None) is not seen
 
 
 def test_what_may_exist_is_not_forgotten() -> None:
