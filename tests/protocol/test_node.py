@@ -656,6 +656,41 @@ def test_a_put_waits_while_something_ends_by_itself() -> None:
     assert n.only(n.directory(EvictAnswer(version(1), Eviction.GRANTED)), PutReady).call == 5
 
 
+def test_a_put_waits_for_room_while_bytes_move() -> None:
+    """A receiver that takes nothing may wait for the very put that waits for the memory it is served from."""
+    n = NodeDriver(memory=20)
+    cached(n, 1, 12, at=1.0)
+    n.now = 100.0
+    n.peer(RECEIVER, request(1, of=version(1)))
+    n.handle(PutCall(5, ref(9), 15, b"", None, None))
+    for position in range(1, 5):
+        n.positions[StreamId(RECEIVER, 1)] = position
+        assert n.none(n.beat(12), CallFailed), "three seconds are not too long"
+    failed = n.only(n.beat(5), CallFailed)
+    assert failed.call == 5
+    assert failed.failure.kind is FailureKind.STORE_FULL
+
+
+@pytest.mark.parametrize("call", [PutCall(5, ref(9), 15, b"", None, None), GetCall(5, R, None)], ids=["put", "get"])
+def test_a_copy_that_is_in_use_for_ever_is_not_waited_for(call: PutCall | GetCall) -> None:
+    """It may be of use to a slot that lacks something else, which is not to be seen from here."""
+    n = NodeDriver(memory=20)
+    cached(n, 2, 12, at=1.0)
+    effects = n.handle(call)
+    began, number, failed = n.now, 9, []
+    while not failed and n.now < began + 10.0:
+        if n.sent(effects, Evict):
+            effects = n.directory(EvictAnswer(version(2), Eviction.IN_USE))
+        elif n.sent(effects, Want):
+            number += 1
+            effects = n.directory(place(number, size=15))
+        else:
+            effects = n.beat()
+        failed = [effect for effect in effects if isinstance(effect, CallFailed)]
+    assert [each.failure.kind for each in failed] == [FailureKind.STORE_FULL]
+    assert 4.0 <= n.now - began <= 5.0, "whoever uses it may be done soon"
+
+
 def test_a_put_that_waits_for_room_has_a_deadline() -> None:
     n = NodeDriver(memory=20)
     cached(n, 1, 12, at=1.0)

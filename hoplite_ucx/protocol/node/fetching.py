@@ -72,6 +72,8 @@ class Fetch:
     halt: int | None = None
     hungry_for: int | None = None
     """How much memory was missing when a placement was declined; it is asked for again when there may be room."""
+    hungry_since: float | None = None
+    """When it was declined first, and none was accepted after that."""
     request: Request | None = None
     whole: bytes | None = None
     """Of a stripe: the target that is put together from it, whose memory it fills."""
@@ -339,6 +341,7 @@ class Fetching:
             if position > incoming.position:
                 incoming.position = incoming.sink.watermark = position
                 incoming.sign_of_life = now
+                self._memory.moved()
             elif held_back:
                 incoming.sign_of_life = now
             elif now - incoming.sign_of_life >= self._context.settings.suspicion:
@@ -350,6 +353,8 @@ class Fetching:
             return
         fetch, sink = incoming.fetch, incoming.sink
         sink.receive = None
+        if event.watermark > sink.watermark:
+            self._memory.moved()
         sink.watermark = event.watermark
         if sink.doomed or (fetch.into and self.fetches.get((fetch.ref, fetch.into)) is not fetch):
             self._memory.release(sink.owner)  # it, or the slot that it fed, was over before its stream was
@@ -358,7 +363,6 @@ class Fetching:
         if sink.watermark == sink.size:
             self._complete(fetch, sink)
             return
-        self._memory.look_again_soon()
         if fetch.halt is not None:
             self._report_halt(fetch)
         elif fetch.placement is not None and fetch.placement is not incoming.placement:
@@ -410,7 +414,8 @@ class Fetching:
         for ref in list(self._hungry):
             fetch = self._of_store(ref)
             if fetch is not None and fetch.hungry_for is not None:
-                self._feed(fetch, fetch.hungry_for)
+                assert fetch.hungry_since is not None
+                self._feed(fetch, fetch.hungry_for, fetch.hungry_since)
             else:
                 del self._hungry[ref]
 
@@ -424,7 +429,7 @@ class Fetching:
         self._memory.request(fetch.request)
 
     def _granted(self, fetch: Fetch, placement: Place | Assemble) -> None:
-        fetch.request = None
+        fetch.request = fetch.hungry_since = None
         holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
         seal = fetch.sealed
         holding.sealed = seal is not None and seal.version == placement.version
@@ -439,17 +444,19 @@ class Fetching:
         self.assembling.end(fetch.ref)
         fetch.placement = fetch.version = None
         fetch.hungry_for = placement.size
+        if fetch.hungry_since is None:
+            fetch.hungry_since = self._context.now
         self._hungry[fetch.ref] = None
         self._context.tell_directory(Declined(placement.version, placement.number))
-        self._feed(fetch, placement.size)
+        self._feed(fetch, placement.size, fetch.hungry_since)
 
-    def _feed(self, fetch: Fetch, size: int) -> None:
+    def _feed(self, fetch: Fetch, size: int, since: float) -> None:
         if not fetch.getters:
             del self.fetches[fetch.ref, NO_SLOT]
         elif self._memory.could_fit(size):
             fetch.hungry_for = None
             self._context.tell_directory(Want(fetch.ref))
-        elif size > self._memory.limit or not self._memory.in_motion():
+        elif size > self._memory.limit or not self._memory.worth_waiting(since):
             self.failed(fetch.ref, store_full(fetch.ref, size, self._memory))
 
     # --- inside ------------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ nobody has it mapped: a stream that was cancelled may still write for a moment, 
 
 Room is asked for whole, before anything is accepted. What can be had by evicting secondary copies is asked of the
 directory, least recently used first. Beyond that a request is denied at once, unless it is *patient* (a put, which
-nobody depends on yet): those wait as long as something ends by itself, and no longer. So no wait for memory can be
-part of a cycle.
+nobody depends on yet): those wait while streams go on that may end, and while bytes move. A stream may itself wait for
+something else, even for the very put that waits here, and only the whole cluster could tell; so patience ends when
+nothing has moved for a while. No wait for memory lasts longer than that, whatever cycle it is part of.
 """
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +19,10 @@ from hoplite_ucx.protocol.events import Allocate, Free, Got, Window
 from hoplite_ucx.protocol.ids import CallId, StreamId, Version
 from hoplite_ucx.protocol.messages import Evict, Eviction, Origin
 from hoplite_ucx.protocol.node.context import Context
+
+# Who waits for room gives up when no byte has moved for this many leases: long enough for a sender that fell silent to
+# be declared dead, and for another one to take over.
+_PATIENCE = 2.0
 
 
 class Phase(enum.Enum):
@@ -107,6 +113,7 @@ class Request:
     patient: bool
     granted: Callable[[], None]
     denied: Callable[[], None]
+    since: float = 0.0
 
 
 class Memory:
@@ -120,6 +127,8 @@ class Memory:
         self._by_ref: dict[bytes, dict[Version, Holding]] = {}
         self._requests: list[Request] = []
         self._next_segment = 0
+        self._moved_at = -math.inf
+        """When a byte was last seen to come to this store or to leave it."""
 
     def get(self, version: Version) -> Holding | None:
         return self.holdings.get(version)
@@ -145,6 +154,7 @@ class Memory:
     # --- room --------------------------------------------------------------------------------------------------
 
     def request(self, request: Request) -> None:
+        request.since = self._context.now
         self._requests.append(request)
         self.review()
 
@@ -158,16 +168,26 @@ class Memory:
     def could_fit(self, size: int) -> bool:
         return self.used + size - sum(h.size for h in self._evictable()) - self._leaving() <= self.limit
 
-    def in_motion(self) -> bool:
-        """Whether something will free memory, or make it evictable, without anybody's doing."""
-        return any(
+    def moved(self) -> None:
+        """A byte came or left."""
+        self._moved_at = self._context.now
+
+    def worth_waiting(self, since: float) -> bool:
+        """Whether something goes on that may free memory or make it evictable, and has moved since someone began to
+        wait, or may soon. If so, whoever asks is asked again."""
+        goes_on = any(
             h.receive is not None
-            or any(i.receive is not None and not i.held_back() for i in h.inputs)
+            or any(i.receive is not None for i in h.inputs)
             or h.serves
             or h.kept is Eviction.IN_USE
             or (h.doomed and h.writing)
             for h in self.segments.values()
         )
+        still_for = self._context.now - max(self._moved_at, since)
+        if not goes_on or still_for >= _PATIENCE * self._context.settings.lease:
+            return False
+        self._look_again_soon()
+        return True
 
     def review(self) -> None:
         """Answer whoever can be answered now. The impatient come first: others depend on them."""
@@ -179,7 +199,7 @@ class Memory:
                 request.granted()
             elif self.could_fit(request.size):
                 self._ask_to_evict(request.size)
-            elif not (request.patient and request.size <= self.limit and self.in_motion()):
+            elif not (request.patient and request.size <= self.limit and self.worth_waiting(request.since)):
                 self._requests.remove(request)
                 request.denied()
 
@@ -217,11 +237,11 @@ class Memory:
             self.doom(holding)
         else:
             holding.kept = answer
-            self.look_again_soon()
+            self._look_again_soon()
         self.review()
 
-    def look_again_soon(self) -> None:
-        """Something is as it is for now: the directory refused, or a stream stopped, which may have another sender."""
+    def _look_again_soon(self) -> None:
+        """Something is as it is for now: the directory refused, or a stream goes on, which may stop."""
         self._context.timers.set_if_absent("room", self._context.now + self._context.settings.heartbeat)
 
     def look_again(self) -> None:

@@ -110,6 +110,8 @@ class Serving:
     def closed(self, stream: StreamId) -> None:
         outgoing = self.streams.get(stream)
         if outgoing is not None and outgoing.turn in (Turn.RUNNING, Turn.CLOSING):
+            if outgoing.turn is Turn.RUNNING:
+                self._memory.moved()
             self._remove(outgoing)
 
     def beat(self, positions: dict[StreamId | CallId, int]) -> None:
@@ -137,6 +139,7 @@ class Serving:
             outgoing.rate = min(outgoing.request.rate, measured * _HEADROOM)
             outgoing.position = position
             outgoing.moved_at = now
+            self._memory.moved()
         elif starved or now - outgoing.moved_at >= self._context.settings.suspicion:
             outgoing.rate = 0.0
 
