@@ -251,7 +251,21 @@ def test_a_source_deleted_before_it_was_chosen_is_not_used() -> None:
     d.tell("A", Delete(5, (ref(2),)))
     [failed] = d.heard_all(Failed, "C")
     assert failed.failure.kind is FailureKind.LOST
-    assert short(ref(2)) in failed.failure.detail
+    assert f"deleted: {short(ref(2))}" in failed.failure.detail
+    assert "other sources" in failed.failure.remedy, "to put it again would be refused"
+
+
+def test_of_sources_that_were_lost_and_deleted_it_is_said_which_can_come_back() -> None:
+    d = Reducer("A", "B", "C")
+    d.put("A", 1)
+    d.put("B", 2)
+    d.tell("C", Want(ref(TARGET)))
+    d.reduce("C", (1, 2, 3, 4), count=3)
+    d.tell("C", Delete(5, (ref(3),)))
+    d.lose("A")
+    [failed] = d.heard_all(Failed, "C")
+    assert f"lost: {short(ref(1))}; deleted: {short(ref(3))}" in failed.failure.detail
+    assert failed.failure.remedy.startswith("put a lost source again")
 
 
 def test_a_hidden_source_is_not_chosen_by_others() -> None:

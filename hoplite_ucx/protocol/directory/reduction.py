@@ -402,10 +402,16 @@ class Reduction(Binding):
         self._objects.source_changed(self.record.ref)  # what is made from it may hope again
 
     def _shortage(self) -> Failure:
-        lost = [short(ref) for ref in self.spec.sources if not self.may_come(ref)]
-        detail = f"only {len(self.spec.sources) - len(lost)} of its sources are left and it needs {self.spec.count}"
-        detail += f" (gone: {', '.join(lost[:8])})"
-        return Failure(FailureKind.LOST, detail, "put a lost source again; the reduction then goes on", self.record.ref)
+        gone = [ref for ref in self.spec.sources if not self.may_come(ref)]
+        deleted = [ref for ref in gone if self._objects.is_deleted(ref)]
+        lost = [ref for ref in gone if ref not in deleted]
+        detail = f"only {len(self.spec.sources) - len(gone)} of its sources are left and it needs {self.spec.count}"
+        for what, refs in (("lost", lost), ("deleted", deleted)):
+            detail += f"; {what}: {', '.join(map(short, refs[:8]))}" if refs else ""
+        remedy = "put a lost source again; the reduction then goes on"
+        if len(self.spec.sources) - len(deleted) < self.spec.count:
+            remedy = "reduce other sources into another ref: what was deleted does not come back"
+        return Failure(FailureKind.LOST, detail, remedy, self.record.ref)
 
     def _tear_down(self) -> None:
         self._drop_slots()
