@@ -6,6 +6,7 @@ are in a directory that is removed then. A peer that is not installed, or that d
 
 from __future__ import annotations
 
+import filecmp
 import functools
 import os
 import shlex
@@ -215,25 +216,47 @@ def python_of_peers() -> str:
     return os.environ.get("HOPLITE_PEERS_PYTHON") or (str(made) if made.exists() else sys.executable)
 
 
+_LOOK = """
+import importlib.util, sys
+for name in sys.argv[1:]:
+    if (found := importlib.util.find_spec(name)) is not None:
+        print(name, found.origin)
+"""
+
+
 @functools.cache
-def _installed(python: str, modules: tuple[str, ...]) -> frozenset[str]:
-    look = "import importlib.util, sys; print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n)))"
+def _installed(python: str, modules: tuple[str, ...]) -> dict[str, str]:
+    """Which of these modules it has, and where."""
     try:
         done = subprocess.run(
-            [python, "-c", look, *modules], capture_output=True, text=True, timeout=_PATIENCE, check=True
+            [python, "-c", _LOOK, *modules], capture_output=True, text=True, timeout=_PATIENCE, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise PeerError(f"the peers' Python, {python}, does not run: {error}") from error
-    return frozenset(done.stdout.split())
+    return {name: origin for name, _, origin in (line.partition(" ") for line in done.stdout.splitlines())}
 
 
 def why_missing(name: str) -> str | None:
     """Why a peer cannot be started here at all; None if it can."""
     python = python_of_peers()
     wanted = (*PEERS[name].modules, "hoplite_ucx")
-    missing = [module for module in wanted if module not in _installed(python, wanted)]
+    installed = _installed(python, wanted)
+    missing = [module for module in wanted if module not in installed]
     missing += [tool for tool in PEERS[name].tools if not _has_tool(python, tool)]
-    return f"{' and '.join(missing)} not found for {python}: run ci/peers" if missing else None
+    if missing:
+        return f"{' and '.join(missing)} not found for {python}: run ci/peers"
+    theirs = Path(installed["hoplite_ucx"]).parent
+    if not _is_ours(theirs):
+        return f"{python} has another version of hoplite_ucx, in {theirs}, than this one: make them the same"
+    return None
+
+
+def _is_ours(package: Path) -> bool:
+    """Whether the peers' programs in a package are those that are told here what to do."""
+    here = Path(__file__).parent
+    there = package / "bench" / "peers"
+    names = [path.name for path in here.glob("*.py")]
+    return filecmp.cmpfiles(here, there, names, shallow=False)[0] == names
 
 
 def _has_tool(python: str, tool: str) -> bool:

@@ -181,6 +181,21 @@ def test_bad_input_is_refused_before_anything_starts() -> None:
     assert "whole float32 numbers" in odd.stderr
 
 
+def test_another_version_in_the_python_of_the_peers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be given options that it does not know."""
+    other = tmp_path / "python"
+    lines = [f"echo {name} {tmp_path}/{name}/__init__.py" for name in ("torch", "hoplite_ucx")]
+    other.write_text("\n".join(["#!/bin/sh", *lines]))
+    other.chmod(0o700)
+    monkeypatch.setenv("HOPLITE_PEERS_PYTHON", str(other))
+    why = why_missing("gloo")
+    assert why is not None
+    assert "another version of hoplite_ucx" in why
+    (tmp_path / "hoplite_ucx" / "bench").mkdir(parents=True)
+    (tmp_path / "hoplite_ucx" / "bench" / "peers").symlink_to(Path(launching.__file__).parent)
+    assert why_missing("gloo") is None
+
+
 def test_a_python_without_peers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPLITE_PEERS_PYTHON", os.devnull)
     done = bench("broadcast", "--hosts", "2", "--size", "1KiB", "--repeat", "1", "--peers", "--no-bare")
