@@ -23,14 +23,15 @@ def trio() -> Iterator[Cluster]:
 def test_every_operation_runs_in_about_its_limit(trio: Cluster, operation: str) -> None:
     hosts = 2 if operation == "echo" else 3
     size = 1024 if operation == "echo" else (4 << 20) + 12  # no whole number of chunks, nor of parts
-    measured = measure_bare(operation, hosts=hosts, size=size, rate=RATE, repeat=2, cluster=trio)
-    assert len(measured.runs) == 2
+    measured = measure_bare(operation, hosts=hosts, size=size, rate=RATE, repeat=3, cluster=trio)
+    assert len(measured.runs) == 3
     if operation == "echo":
         assert measured.ratio is None
         assert 1e-6 < measured.seconds < 0.1
     else:
-        assert measured.ratio is not None
-        assert 0.9 < measured.ratio < 3  # the machine may be busy with other things
+        assert measured.limit_seconds is not None
+        # The fastest: the machine may be busy with other things.
+        assert 0.9 < measured.fastest / measured.limit_seconds < 3
 
 
 @pytest.mark.parametrize("operation", ["reduce", "allreduce"])

@@ -16,7 +16,7 @@ from hoplite_ucx.protocol import lookups
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.lookups import Absent, Found, decode_answer
 from hoplite_ucx.runtime import directory as directories
-from hoplite_ucx.runtime import processes, readers, wire
+from hoplite_ucx.runtime import processes, reader, readers, wire
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import directory_task
 from hoplite_ucx.runtime.directory import DirectoryServer
@@ -168,8 +168,9 @@ def test_the_directory_is_killed_and_restarted() -> None:
         assert np.array_equal(getter.get(ref), SMALL)
 
 
-def test_a_directory_that_is_stopped_costs_a_short_time_once() -> None:
+def test_a_directory_that_is_stopped_costs_a_short_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent has the object already, so that it can be got without a directory."""
+    monkeypatch.setattr(reader, "_PATIENCE", 2.0)  # far more than a busy machine may add
     with live_cluster(2) as cluster:
         putter, getter = cluster.hosts
         connect(getter, putter)
@@ -183,12 +184,12 @@ def test_a_directory_that_is_stopped_costs_a_short_time_once() -> None:
             first = time.monotonic() - began
             began = time.monotonic()
             worker.get([ref.binary], 5)
-            assert time.monotonic() - began < 0.2
-            assert 0.2 < first < 1.0
+            assert time.monotonic() - began < 1.0
+            assert 1.9 < first < 3.5
             began = time.monotonic()
             with pytest.raises(GetTimeoutError):
                 getter.get(ObjectRef.random(), timeout=0.1)
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 1.5
         finally:
             os.kill(cluster.directory.process.pid, signal.SIGCONT)
             worker.close()

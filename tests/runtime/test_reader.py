@@ -190,15 +190,17 @@ def test_it_comes_back_after_a_pause_that_grows_until_it_is_answered(monkeypatch
         assert reader._pause == pytest.approx(0.05)
 
 
-def test_the_users_time_limit_holds() -> None:
+def test_the_users_time_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_PATIENCE", 5.0)
     with fake(says_nothing) as (_, reader):
         connect(reader)
         began = time.monotonic()
         assert reader.look(R, 0.02) is None
-        assert time.monotonic() - began < 0.2
+        assert time.monotonic() - began < 2.0
 
 
-def test_a_thread_that_finds_the_session_in_use_does_not_wait() -> None:
+def test_a_thread_that_finds_the_session_in_use_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_PATIENCE", 3.0)
     with fake(says_nothing) as (directory, reader):
         connect(reader)
         first = threading.Thread(target=reader.look, args=(R, None))
@@ -206,8 +208,8 @@ def test_a_thread_that_finds_the_session_in_use_does_not_wait() -> None:
         eventually(lambda: directory.asked == [R])
         began = time.monotonic()
         assert reader.look(OTHER, None) is None
-        assert time.monotonic() - began < 0.1
-        first.join(5)
+        assert time.monotonic() - began < 1.5
+        first.join(10)
         assert directory.asked == [R]
 
 
