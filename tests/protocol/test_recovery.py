@@ -222,6 +222,22 @@ def test_a_stream_without_a_place_ends_with_the_last_root() -> None:
     assert [failed.ref for failed in successor.heard_all(Failed, "B")] == [ref(1)]
 
 
+def test_a_stream_without_a_place_is_not_kept_from_others_by_one_who_waits() -> None:
+    """B feeds R and loses A, whose only stream goes to another object then; which may wait for the one that R has."""
+    successor = Successor()
+    successor.survive("A", copies=(copy(1), copy(2)), streams_out=1)
+    successor.survive("B", partials=(partial(1, number=3, sender=successor["A"]),), streams_out=0)
+    successor.survive("R", partials=(partial(1, number=4, sender=successor["B"]),))
+    successor.survive("N", wants=(ref(2),))
+    successor.decide()
+    assert not successor.told_to("R", *INTERRUPTIONS)
+    lost = StreamFailed(version(1), 3, 0, successor["A"], StreamFault.BUSY, wanted=True)
+    successor.tell("B", lost)
+    assert [place.version for place in successor.heard_all(Place, "N")] == [version(2)]
+    successor.pass_time(0.1)
+    assert successor.told_to("R", Halt)
+
+
 def test_streams_in_a_circle_are_not_taken_for_a_tree() -> None:
     successor = Successor()
     successor.survive("A", copies=(copy(1),))

@@ -75,6 +75,10 @@ class Receiver:
     """Of an adopted one: its sender, and the rate that its stream was planned with."""
     shunned: dict[NodeId, Shunned] = field(default_factory=dict)
 
+    def follows(self, node: NodeId) -> bool:
+        """Whether an adopted one pulls from the node."""
+        return self.adopted_from is not None and self.adopted_from[0] == node
+
 
 class Broadcast:
     def __init__(
@@ -351,7 +355,6 @@ class Broadcast:
         """Their senders did not come: they are placed anew. Whoever lacks only a place in the accounts runs on: its
         sender refuses those who were placed instead, and then there is one."""
         for receiver in [receiver for receiver in self._adopted.values() if not self._comes_from_root(receiver)]:
-            del self._adopted[receiver.key]
             self._halt(receiver)
 
     def _comes_from_root(self, receiver: Receiver) -> bool:
@@ -428,7 +431,7 @@ class Broadcast:
                 continue
             full = member.receiving >= member.streams_in and counted
             if full:
-                self._release_children(receiver)
+                self._release_followers(receiver)
             if (regrouping and receiver.watermark) or not member.connected or full:
                 continue
             if self.inline is not None:
@@ -437,21 +440,21 @@ class Broadcast:
                 continue
             plan = self.choose_sender(receiver)
             if plan is None:
-                if not (receiver.shunned or receiver.into or self._children(member.node)):
+                if not (receiver.shunned or receiver.into or self._followers(member.node)):
                     self._no_senders = True
                 elif counted and not any(sender.until > now for sender in receiver.shunned.values()):
-                    self._release_children(receiver)  # all who could send are busy, perhaps with what waits for it
+                    self._release_followers(receiver)  # all who could send are busy, perhaps with what waits for it
                 continue
             if plan.displaces is not None:
                 self._halt(self.receivers[plan.displaces])
             self._stream(receiver, plan)
         self._wake_for_waiting(regrouping)
 
-    def _release_children(self, receiver: Receiver) -> None:
+    def _release_followers(self, receiver: Receiver) -> None:
         """It waits for a stream that another object has: if those behind it kept theirs meanwhile, that object might in
         turn wait for them. They are placed anew."""
         if not receiver.into:
-            for key in self._children(receiver.member.node):
+            for key in self._followers(receiver.member.node):
                 self._halt(self.receivers[key])
 
     def _turn(self, receiver: Receiver) -> tuple[int, int, int]:
@@ -570,6 +573,7 @@ class Broadcast:
 
     def _halt(self, receiver: Receiver) -> None:
         self._detach(receiver)
+        self._adopted.pop(receiver.key, None)
         receiver.state = State.HALTING
         self._world.send(receiver.member.node, Halt(self.version, receiver.number, receiver.into))
 
@@ -624,6 +628,11 @@ class Broadcast:
     def _children(self, node: NodeId) -> list[ReceiverKey]:
         location = self.pool.locations.get(node)
         return list(location.children) if location is not None else []
+
+    def _followers(self, node: NodeId) -> list[ReceiverKey]:
+        """All who pull from the node, in the accounts or not yet."""
+        adopted = [key for key, receiver in self._adopted.items() if receiver.follows(node)]
+        return self._children(node) + adopted
 
     def _is_rooted(self, node: NodeId, receiver: NodeId) -> bool:
         """Whether the bytes at `node` come from a root without passing through `receiver`."""
