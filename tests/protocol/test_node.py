@@ -1,7 +1,6 @@
 """A node, event by event: what users, peers, streams and the directory make it do. `check()` runs after every event."""
 
 import pytest
-from msgspec.structs import replace
 
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -43,13 +42,9 @@ from hoplite_ucx.protocol.messages import (
     Aborted,
     Completed,
     Copy,
-    Declined,
     Delete,
     Deleted,
     Drop,
-    Evict,
-    EvictAnswer,
-    Eviction,
     Failed,
     Fenced,
     Halt,
@@ -57,16 +52,12 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Inline,
     Join,
-    Operation,
-    Origin,
     Place,
     Progress,
     Put,
     PutAccepted,
     PutRefused,
     Ready,
-    Reduce,
-    Sealed,
     StreamCancel,
     StreamFailed,
     StreamFault,
@@ -590,117 +581,6 @@ def test_an_offset_beyond_the_end_is_refused() -> None:
     assert effects == [SendPeer(RECEIVER, StreamRefused(StreamId(RECEIVER, 1), StreamFault.ABSENT))]
 
 
-# --- memory -----------------------------------------------------------------------------------------------------
-
-
-def cached(n: NodeDriver, number: int, size: int, at: float) -> None:
-    """A copy that came over the network and was let go of."""
-    n.now = at
-    call = 100 + number
-    n.handle(GetCall(call, ref(number), None))
-    receive = n.only(n.directory(place(number, of=version(number), size=size)), Receive)
-    n.handle(ReceiveClosed(receive.stream, size, None))
-    n.handle(Unpin(call))
-
-
-def test_the_least_recently_used_copies_are_evicted_by_asking() -> None:
-    n = NodeDriver(memory=30)
-    for number in (1, 2, 3):
-        cached(n, number, 10, at=float(number))
-    n.now = 4.0
-    n.handle(GetCall(50, ref(1), None))
-    n.handle(Unpin(50))
-    effects = n.handle(PutCall(5, ref(9), 15, b"", None, None))
-    assert n.sent(effects, Evict) == [Evict(version(2)), Evict(version(3))]
-    assert n.none(n.directory(EvictAnswer(version(2), Eviction.GRANTED)), PutReady)
-    effects = n.directory(EvictAnswer(version(3), Eviction.GRANTED))
-    assert n.only(effects, PutReady).call == 5
-    assert set(n.state.memory.holdings) == {version(1)}
-
-
-def test_a_copy_that_must_stay_is_not_asked_for_again_at_once() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 1, 10, at=1.0)
-    n.handle(PutCall(5, ref(9), 15, b"", None, None))
-    failed = n.only(n.directory(EvictAnswer(version(1), Eviction.LAST_COPY)), CallFailed)
-    assert failed.failure.kind is FailureKind.STORE_FULL
-    assert n.sent(n.handle(PutCall(6, ref(9), 15, b"", None, None)), Evict) == []
-    n.beat(2)
-    assert n.sent(n.handle(PutCall(7, ref(9), 15, b"", None, None)), Evict) == [Evict(version(1))]
-
-
-def test_a_full_store_names_what_fills_it() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 1, 12, at=1.0)
-    n.handle(GetCall(50, ref(1), None))
-    [failed] = n.handle(PutCall(5, ref(9), 15, b"", None, None))
-    assert isinstance(failed, CallFailed)
-    assert failed.failure.kind is FailureKind.STORE_FULL
-    assert f"{ref(1).hex()[:8]} (12 bytes)" in failed.failure.detail
-
-
-def test_an_object_larger_than_the_store_never_fits() -> None:
-    n = NodeDriver(memory=20)
-    [failed] = n.handle(PutCall(5, R, 21, b"", None, None))
-    assert isinstance(failed, CallFailed)
-    assert failed.failure.kind is FailureKind.STORE_FULL
-
-
-def test_a_put_waits_while_something_ends_by_itself() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 1, 12, at=1.0)
-    n.peer(RECEIVER, request(1, of=version(1)))
-    assert n.handle(PutCall(5, ref(9), 15, b"", None, None)) == [], "the copy is being served"
-    effects = n.handle(ServeClosed(StreamId(RECEIVER, 1)))
-    assert n.sent(effects, Evict) == [Evict(version(1))]
-    assert n.only(n.directory(EvictAnswer(version(1), Eviction.GRANTED)), PutReady).call == 5
-
-
-def test_a_put_waits_for_room_while_bytes_move() -> None:
-    """A receiver that takes nothing may wait for the very put that waits for the memory it is served from."""
-    n = NodeDriver(memory=20)
-    cached(n, 1, 12, at=1.0)
-    n.now = 100.0
-    n.peer(RECEIVER, request(1, of=version(1)))
-    n.handle(PutCall(5, ref(9), 15, b"", None, None))
-    for position in range(1, 5):
-        n.positions[StreamId(RECEIVER, 1)] = position
-        assert n.none(n.beat(12), CallFailed), "three seconds are not too long"
-    failed = n.only(n.beat(5), CallFailed)
-    assert failed.call == 5
-    assert failed.failure.kind is FailureKind.STORE_FULL
-
-
-@pytest.mark.parametrize("call", [PutCall(5, ref(9), 15, b"", None, None), GetCall(5, R, None)], ids=["put", "get"])
-def test_a_copy_that_is_in_use_for_ever_is_not_waited_for(call: PutCall | GetCall) -> None:
-    """It may be of use to a slot that lacks something else, which is not to be seen from here."""
-    n = NodeDriver(memory=20)
-    cached(n, 2, 12, at=1.0)
-    effects = n.handle(call)
-    began, number, failed = n.now, 9, []
-    while not failed and n.now < began + 10.0:
-        if n.sent(effects, Evict):
-            effects = n.directory(EvictAnswer(version(2), Eviction.IN_USE))
-        elif n.sent(effects, Want):
-            number += 1
-            effects = n.directory(place(number, size=15))
-        else:
-            effects = n.beat()
-        failed = [effect for effect in effects if isinstance(effect, CallFailed)]
-    assert [each.failure.kind for each in failed] == [FailureKind.STORE_FULL]
-    assert 4.0 <= n.now - began <= 5.0, "whoever uses it may be done soon"
-
-
-def test_a_put_that_waits_for_room_has_a_deadline() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 1, 12, at=1.0)
-    n.peer(RECEIVER, request(1, of=version(1)))
-    n.handle(PutCall(5, ref(9), 15, b"", None, 1.1))
-    n.now = 1.1
-    failed = n.only(n.handle(Tick()), CallFailed)
-    assert failed.failure.kind is FailureKind.STORE_FULL
-
-
 def test_the_time_of_a_put_stands_still_while_its_user_writes() -> None:
     n = NodeDriver()
     n.now = 1.0
@@ -714,48 +594,6 @@ def test_the_time_of_a_put_stands_still_while_its_user_writes() -> None:
     failure = n.only(n.handle(Tick()), CallFailed).failure
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.ref == R
-
-
-def test_a_placement_without_room_is_declined_and_wanted_again_when_there_is_some() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 2, 12, at=1.0)
-    n.peer(RECEIVER, request(1, of=version(2)))
-    n.handle(GetCall(1, R, None))
-    assert n.sent(n.directory(place(9, size=15)), Declined) == [Declined(V, 9)]
-    assert n.sent(n.handle(ServeClosed(StreamId(RECEIVER, 1))), Want) == [Want(R)]
-    assert n.sent(n.directory(place(10, size=15)), Evict) == [Evict(version(2))]
-    assert n.only(n.directory(EvictAnswer(version(2), Eviction.GRANTED)), Receive).size == 15
-
-
-def test_what_a_seal_says_is_kept_while_the_target_waits_for_room() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 2, 12, at=1.0)
-    n.handle(GetCall(1, R, None))
-    n.directory(replace(place(9, size=15), sealed=False))
-    origin = Origin(Reduce(7, R, (ref(3),), Operation.SUM, 1), (version(3),))
-    n.directory(Sealed(V, origin))
-    receive = n.only(n.directory(EvictAnswer(version(2), Eviction.GRANTED)), Receive)
-    n.handle(ReceiveClosed(receive.stream, 15, None))
-    assert [copy.origin for copy in n.connect().copies if copy.version == V] == [origin]
-
-
-def test_a_get_that_can_never_have_room_fails() -> None:
-    n = NodeDriver(memory=20)
-    n.handle(GetCall(1, R, None))
-    effects = n.directory(place(size=21))
-    assert n.sent(effects, Declined) == [Declined(V, 1)]
-    assert n.only(effects, CallFailed).failure.kind is FailureKind.STORE_FULL
-    assert not n.state.fetching.fetches
-
-
-def test_a_copy_that_is_dropped_while_its_eviction_is_asked_for_is_not_waited_for() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 1, 12, at=1.0)
-    n.handle(PutCall(5, ref(9), 15, b"", None, None))
-    n.handle(GetCall(50, ref(1), None))
-    failed = n.only(n.directory(Drop(version(1))), CallFailed)
-    assert failed.failure.kind is FailureKind.STORE_FULL, "it is mapped and will not go by itself"
-    assert n.directory(EvictAnswer(version(1), Eviction.GRANTED)) == []
 
 
 # --- wait, delete -----------------------------------------------------------------------------------------------

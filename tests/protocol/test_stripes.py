@@ -459,7 +459,7 @@ def test_a_stripe_that_is_made_here_stays_until_the_target_is_whole() -> None:
     copy = n.only(n.directory(message), Duplicate)
     n.handle(Combined(copy.segment))
     # There would be room if the stripe, which is in its window, went; but the directory counts on our having it.
-    effects = n.handle(PutCall(9, ref(9), 2 * HALF + 2, b"", None, None))
+    effects = n.handle(PutCall(9, ref(9), 2 * HALF + 2, b"", None, None)) + n.beat(16)
     assert n.sent(effects, Evict) == []
     assert n.only(effects, CallFailed).failure.kind is FailureKind.STORE_FULL
 

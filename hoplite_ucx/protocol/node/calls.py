@@ -433,8 +433,9 @@ class Calls:
 
     def beat(self, positions: dict[StreamId | CallId, int]) -> None:
         for call, put in self.puts.items():
-            if put.holding is not None and call in positions:
-                put.holding.watermark = max(put.holding.watermark, positions[call])
+            if put.holding is not None and positions.get(call, 0) > put.holding.watermark:
+                put.holding.watermark = positions[call]
+                self._memory.moved(put.holding)
 
     def _no_answer(self, ref: bytes | None) -> Failure:
         detail = f"{label(self._context.node)} had no answer from the directory in the time given"

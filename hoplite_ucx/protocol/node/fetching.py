@@ -72,8 +72,10 @@ class Fetch:
     halt: int | None = None
     hungry_for: int | None = None
     """How much memory was missing when a placement was declined; it is asked for again when there may be room."""
-    hungry_since: float | None = None
-    """When it was declined first, and none was accepted after that."""
+    hungry_since: int = 0
+    """The heartbeat in which it was declined first."""
+    wanted_at: int | None = None
+    """Of one that was declined: the heartbeat in which it was wanted again."""
     request: Request | None = None
     whole: bytes | None = None
     """Of a stripe: the target that is put together from it, whose memory it fills."""
@@ -341,7 +343,7 @@ class Fetching:
             if position > incoming.position:
                 incoming.position = incoming.sink.watermark = position
                 incoming.sign_of_life = now
-                self._memory.moved()
+                self._memory.moved(incoming.sink.owner)
             elif held_back:
                 incoming.sign_of_life = now
             elif now - incoming.sign_of_life >= self._context.settings.suspicion:
@@ -354,7 +356,7 @@ class Fetching:
         fetch, sink = incoming.fetch, incoming.sink
         sink.receive = None
         if event.watermark > sink.watermark:
-            self._memory.moved()
+            self._memory.moved(sink.owner)
         sink.watermark = event.watermark
         if sink.doomed or (fetch.into and self.fetches.get((fetch.ref, fetch.into)) is not fetch):
             self._memory.release(sink.owner)  # it, or the slot that it fed, was over before its stream was
@@ -414,8 +416,7 @@ class Fetching:
         for ref in list(self._hungry):
             fetch = self._of_store(ref)
             if fetch is not None and fetch.hungry_for is not None:
-                assert fetch.hungry_since is not None
-                self._feed(fetch, fetch.hungry_for, fetch.hungry_since)
+                self._feed(fetch, fetch.hungry_for)
             else:
                 del self._hungry[ref]
 
@@ -429,7 +430,7 @@ class Fetching:
         self._memory.request(fetch.request)
 
     def _granted(self, fetch: Fetch, placement: Place | Assemble) -> None:
-        fetch.request = fetch.hungry_since = None
+        fetch.request = fetch.wanted_at = None
         holding = self._memory.allocate(fetch.ref, placement.size, placement.layout, Phase.RECEIVING)
         seal = fetch.sealed
         holding.sealed = seal is not None and seal.version == placement.version
@@ -444,19 +445,20 @@ class Fetching:
         self.assembling.end(fetch.ref)
         fetch.placement = fetch.version = None
         fetch.hungry_for = placement.size
-        if fetch.hungry_since is None:
-            fetch.hungry_since = self._context.now
+        if fetch.wanted_at is None or self._memory.is_long_ago(fetch.wanted_at):
+            fetch.hungry_since = self._memory.beats  # else it is still the same hunger
         self._hungry[fetch.ref] = None
         self._context.tell_directory(Declined(placement.version, placement.number))
-        self._feed(fetch, placement.size, fetch.hungry_since)
+        self._feed(fetch, placement.size)
 
-    def _feed(self, fetch: Fetch, size: int, since: float) -> None:
+    def _feed(self, fetch: Fetch, size: int) -> None:
         if not fetch.getters:
             del self.fetches[fetch.ref, NO_SLOT]
         elif self._memory.could_fit(size):
             fetch.hungry_for = None
+            fetch.wanted_at = self._memory.beats
             self._context.tell_directory(Want(fetch.ref))
-        elif size > self._memory.limit or not self._memory.worth_waiting(since):
+        elif not self._memory.could_come(size, fetch.hungry_since):
             self.failed(fetch.ref, store_full(fetch.ref, size, self._memory))
 
     # --- inside ------------------------------------------------------------------------------------------------

@@ -100,20 +100,21 @@ def _check_holdings(name: str, state: "NodeState") -> None:
             assert not holding.writing, f"{_what(name, holding)} is complete and yet written"
         if holding.doomed:
             assert holding.in_use(), f"{_what(name, holding)} is doomed and unused, and yet kept"
-            assert not holding.evicting, f"{_what(name, holding)} is doomed, and memory waits for its eviction"
             if holding.version is not None:
+                waited_for = memory._asked.get(holding.version) is holding
+                assert not waited_for, f"{_what(name, holding)} is doomed, and memory waits for its eviction"
                 assert memory.holdings.get(holding.version) is not holding, f"{_what(name, holding)} is doomed but held"
         elif holding.version is not None:
             assert holding.version in memory.holdings, f"{_what(name, holding)} is not held"
         if phase is not Phase.COMPLETE and not holding.doomed:
             assert segment in owners, f"{_what(name, holding)} is {phase.value} for nobody"
             assert owners[segment] is phase, f"{_what(name, holding)} is {phase.value}, its owner disagrees"
-        if holding.evicting:
+        if holding.version in memory._asked:
             assert phase is Phase.COMPLETE, f"{_what(name, holding)} is evicted while {phase.value}"
             assert holding.sealed, f"{_what(name, holding)} is evicted and not decided"
             assert joined, f"{_what(name, holding)} waits for an answer that cannot come"
         if holding.kept is not None:
-            assert "room" in state._context.timers, f"{_what(name, holding)} is kept for good"
+            assert holding in memory._refused, f"{_what(name, holding)} is kept for good"
 
 
 def _check_sink(name: str, sink: Holding | Input, holding: Holding, fetching: Fetching) -> None:
@@ -187,10 +188,9 @@ def _check_requests(name: str, state: "NodeState") -> None:
     owned = [f.request for f in state.fetching.fetches.values()]
     owned += [p.request for p in state.calls.puts.values()]
     owned += [s.request for s in state.reducing.slots.values()]
-    evicting = any(h.evicting for h in memory.segments.values())
     for request in memory._requests:
         assert request in owned, f"{name}: nobody waits for {request.size} bytes that were asked for"
-        if evicting:
+        if memory._asked:
             continue  # whoever comes first waits for an eviction, and the others wait their turn
         assert memory.used + request.size > memory.limit, f"{name}: {request.size} bytes fit and were not granted"
         assert request.patient or not state._context.joined, f"{name}: an impatient request waits for nothing"

@@ -275,8 +275,6 @@ class NodeState:
                     self._beat(tick)
                 case "connect":
                     self._context.emit(ConnectDirectory())
-                case "room":
-                    self.memory.look_again()
                 case ("call", int() as call):
                     self.calls.expired(call)
                 case ("park", StreamId() as stream):
@@ -291,6 +289,7 @@ class NodeState:
         self.reducing.beat(tick.combined)
         self.fetching.beat(tick.positions, late)
         self.serving.beat(tick.positions)
+        self.memory.beat()
         if self._context.joined:
             if self._context.now - self._directory_heard >= settings.lease:
                 self._leave_session()

@@ -5,13 +5,13 @@ nobody has it mapped: a stream that was cancelled may still write for a moment, 
 
 Room is asked for whole, before anything is accepted. What can be had by evicting secondary copies is asked of the
 directory, least recently used first. Beyond that a request is denied at once, unless it is *patient* (a put, which
-nobody depends on yet): those wait while streams go on that may end, and while bytes move. A stream may itself wait for
-something else, even for the very put that waits here, and only the whole cluster could tell; so patience ends when
-nothing has moved for a while. No wait for memory lasts longer than that, whatever cycle it is part of.
+nobody depends on yet): those wait while something goes on that would leave enough room when it ends. That may itself
+wait for something else, even for the very put that waits here, and only the whole cluster could tell; so it counts for
+as long as its bytes move, and a while longer. Otherwise no wait for memory lasts, whatever cycle it is part of. Time is
+counted in heartbeats here: if this process sleeps, nobody's patience ends meanwhile.
 """
 
 import enum
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,8 +20,8 @@ from hoplite_ucx.protocol.ids import CallId, StreamId, Version
 from hoplite_ucx.protocol.messages import Evict, Eviction, Origin
 from hoplite_ucx.protocol.node.context import Context
 
-# Who waits for room gives up when no byte has moved for this many leases: long enough for a sender that fell silent to
-# be declared dead, and for another one to take over.
+# What does not move for this many leases is not waited for: long enough for a sender that fell silent to be declared
+# dead, and for another one to take over.
 _PATIENCE = 2.0
 
 
@@ -46,6 +46,8 @@ class Holding:
     start: int = 0
     """Nothing is here below this: a slot that was taken over makes only what its receivers still lack."""
     used_at: float = 0.0
+    moved_at: int = 0
+    """The heartbeat in which bytes of it were last seen to come or to leave."""
     pins: set[CallId] = field(default_factory=set)
     receive: StreamId | None = None
     serves: int = 0
@@ -66,13 +68,20 @@ class Holding:
     piece: bool = False
     """It is of a stripe."""
     doomed: bool = False
-    evicting: bool = False
     kept: Eviction | None = None
     """Why the directory refused to let it go, until that may have changed."""
 
     def in_use(self) -> bool:
         streams = self.receive is not None or any(i.receive is not None for i in self.inputs)
         return bool(self.pins or self.serves or self.writing or self.uses or self.windows) or streams
+
+    def goes_on(self) -> bool:
+        """Whether it will be freed, or may be evictable, without anybody's doing: when it is made and decided, when
+        those who read it have done so, or when what still touches it lets go."""
+        if self.pins:
+            return False
+        under_way = self.phase in (Phase.RECEIVING, Phase.REDUCING) or not self.sealed
+        return under_way or bool(self.serves) or self.kept is Eviction.IN_USE or self.doomed
 
     @property
     def owner(self) -> "Holding":
@@ -113,7 +122,8 @@ class Request:
     patient: bool
     granted: Callable[[], None]
     denied: Callable[[], None]
-    since: float = 0.0
+    since: int = 0
+    """The heartbeat in which it came."""
 
 
 class Memory:
@@ -127,8 +137,9 @@ class Memory:
         self._by_ref: dict[bytes, dict[Version, Holding]] = {}
         self._requests: list[Request] = []
         self._next_segment = 0
-        self._moved_at = -math.inf
-        """When a byte was last seen to come to this store or to leave it."""
+        self._asked: dict[Version, Holding] = {}  # the directory was asked to let them go, and has not answered
+        self._refused: list[Holding] = []  # of those that it has, since the last heartbeat
+        self.beats = 0
 
     def get(self, version: Version) -> Holding | None:
         return self.holdings.get(version)
@@ -154,7 +165,7 @@ class Memory:
     # --- room --------------------------------------------------------------------------------------------------
 
     def request(self, request: Request) -> None:
-        request.since = self._context.now
+        request.since = self.beats
         self._requests.append(request)
         self.review()
 
@@ -168,26 +179,28 @@ class Memory:
     def could_fit(self, size: int) -> bool:
         return self.used + size - sum(h.size for h in self._evictable()) - self._leaving() <= self.limit
 
-    def moved(self) -> None:
-        """A byte came or left."""
-        self._moved_at = self._context.now
+    def moved(self, holding: Holding) -> None:
+        """Some of its bytes came or left."""
+        (holding.parent or holding).moved_at = self.beats
 
-    def worth_waiting(self, since: float) -> bool:
-        """Whether something goes on that may free memory or make it evictable, and has moved since someone began to
-        wait, or may soon. If so, whoever asks is asked again."""
-        goes_on = any(
-            h.receive is not None
-            or any(i.receive is not None for i in h.inputs)
-            or h.serves
-            or h.kept is Eviction.IN_USE
-            or (h.doomed and h.writing)
+    def could_come(self, size: int, since: int) -> bool:
+        """Whether there would be room if what goes on here ended. What has not moved for long, nor since someone began
+        to wait, is not hoped for."""
+        hoped_for = sum(
+            h.size
             for h in self.segments.values()
+            if h.parent is None
+            and h.version not in self._asked
+            and h.goes_on()
+            and not self.is_long_ago(max(h.moved_at, since))
         )
-        still_for = self._context.now - max(self._moved_at, since)
-        if not goes_on or still_for >= _PATIENCE * self._context.settings.lease:
-            return False
-        self._look_again_soon()
-        return True
+        evictable = sum(h.size for h in self._evictable())
+        return self.used + size - hoped_for - evictable - self._leaving() <= self.limit
+
+    def is_long_ago(self, beat: int) -> bool:
+        """Whether patience with what happened in this heartbeat, and not since, has ended."""
+        settings = self._context.settings
+        return (self.beats - beat) * settings.heartbeat >= _PATIENCE * settings.lease
 
     def review(self) -> None:
         """Answer whoever can be answered now. The impatient come first: others depend on them."""
@@ -199,7 +212,7 @@ class Memory:
                 request.granted()
             elif self.could_fit(request.size):
                 self._ask_to_evict(request.size)
-            elif not (request.patient and request.size <= self.limit and self.worth_waiting(request.since)):
+            elif not (request.patient and self.could_come(request.size, request.since)):
                 self._requests.remove(request)
                 request.denied()
 
@@ -207,17 +220,20 @@ class Memory:
         if not self._context.joined:
             return  # joining looks again
         shortage = self.used + size - self.limit - self._leaving()
-        for holding in sorted(self._evictable(), key=lambda h: h.used_at):
-            if shortage <= 0:
+        if shortage <= 0:
+            return
+        # If many were refused, many more may be: each time twice as many are asked for, so that there is an end soon.
+        for place, holding in enumerate(sorted(self._evictable(), key=lambda h: h.used_at)):
+            if shortage <= 0 and place >= len(self._refused):
                 break
             assert holding.version is not None
-            holding.evicting = True
+            self._asked[holding.version] = holding
             shortage -= holding.size
             self._context.tell_directory(Evict(holding.version))
 
     def _leaving(self) -> int:
         """Bytes whose eviction the directory was asked for."""
-        return sum(h.size for h in self.segments.values() if h.evicting)
+        return sum(h.size for h in self._asked.values())
 
     def _evictable(self) -> list[Holding]:
         return [
@@ -225,35 +241,34 @@ class Memory:
             for h in self.holdings.values()
             if h.phase is Phase.COMPLETE
             and h.sealed
-            and not (h.in_use() or h.doomed or h.evicting or h.kept or h.parent is not None)
+            and not (h.in_use() or h.doomed or h.version in self._asked or h.kept or h.parent is not None)
         ]
 
     def evict_answered(self, version: Version, answer: Eviction) -> None:
-        holding = self.holdings.get(version)
-        if holding is None or not holding.evicting:
+        holding = self._asked.pop(version, None)
+        if holding is None:
             return
-        holding.evicting = False
         if answer is Eviction.GRANTED:
             self.doom(holding)
         else:
             holding.kept = answer
-            self._look_again_soon()
-        self.review()
+            self._refused.append(holding)
+        if not self._asked:
+            self.review()
 
-    def _look_again_soon(self) -> None:
-        """Something is as it is for now: the directory refused, or a stream goes on, which may stop."""
-        self._context.timers.set_if_absent("room", self._context.now + self._context.settings.heartbeat)
-
-    def look_again(self) -> None:
-        """What the directory refused a while ago may be granted now, and what was in motion may have come to rest."""
-        for holding in self.segments.values():
-            holding.kept = None
+    def beat(self) -> None:
+        """What the directory refused a while ago may be granted now, and what was in motion may have come to rest. But
+        who is asking for one copy after the other comes to an end first."""
+        self.beats += 1
+        if not self._asked:
+            for holding in self._refused:
+                holding.kept = None
+            self._refused.clear()
         self.review()
 
     def session_lost(self) -> None:
         """Answers that were on their way will not come; the next `Join` announces every copy again."""
-        for holding in self.segments.values():
-            holding.evicting = False
+        self._asked.clear()
         self.review()
 
     # --- holdings ----------------------------------------------------------------------------------------------
@@ -261,7 +276,7 @@ class Memory:
     def allocate(self, ref: bytes, size: int, layout: bytes, phase: Phase) -> Holding:
         """Take room that `request` granted."""
         self._next_segment += 1
-        holding = Holding(ref, size, layout, self._next_segment, phase, used_at=self._context.now)
+        holding = Holding(ref, size, layout, self._next_segment, phase, used_at=self._context.now, moved_at=self.beats)
         self.segments[holding.segment] = holding
         self.used += size
         self._context.emit(Allocate(holding.segment, size))
@@ -315,7 +330,8 @@ class Memory:
     def doom(self, holding: Holding) -> None:
         """The holding is over; its memory goes as soon as nothing touches it."""
         holding.doomed = True
-        holding.evicting = False  # the answer would find nothing, and others wait for it
+        if holding.version is not None:
+            self._asked.pop(holding.version, None)  # the answer would find nothing, and others wait for it
         self._unlist(holding)
         self.release(holding)
 

@@ -224,8 +224,9 @@ class Reducing:
 
     def beat(self, combined: dict[int, int]) -> None:
         for slot in self.slots.values():
-            if slot.holding is not None:
-                slot.holding.watermark = max(slot.holding.watermark, combined.get(slot.holding.segment, 0))
+            if slot.holding is not None and combined.get(slot.holding.segment, 0) > slot.holding.watermark:
+                slot.holding.watermark = combined[slot.holding.segment]
+                self._memory.moved(slot.holding)
 
     def _end(self, slot: Slot) -> None:
         del self.slots[slot.bind.version.ref]

@@ -111,7 +111,7 @@ class Serving:
         outgoing = self.streams.get(stream)
         if outgoing is not None and outgoing.turn in (Turn.RUNNING, Turn.CLOSING):
             if outgoing.turn is Turn.RUNNING:
-                self._memory.moved()
+                self._moved(outgoing)
             self._remove(outgoing)
 
     def beat(self, positions: dict[StreamId | CallId, int]) -> None:
@@ -139,9 +139,13 @@ class Serving:
             outgoing.rate = min(outgoing.request.rate, measured * _HEADROOM)
             outgoing.position = position
             outgoing.moved_at = now
-            self._memory.moved()
+            self._moved(outgoing)
         elif starved or now - outgoing.moved_at >= self._context.settings.suspicion:
             outgoing.rate = 0.0
+
+    def _moved(self, outgoing: Outgoing) -> None:
+        assert outgoing.holding is not None
+        self._memory.moved(outgoing.holding)
 
     def _begin(self, outgoing: Outgoing, holding: Holding) -> None:
         outgoing.holding = holding
