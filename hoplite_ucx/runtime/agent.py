@@ -384,7 +384,7 @@ class Agent:
         return SegmentSink(segment), segment.watermark()
 
     def _record_of(self, effect: Receive) -> ReceivedStream:
-        incoming = self.machine.fetching.streams.get(effect.stream)
+        incoming = self.machine.receiving.streams.get(effect.stream)
         into = incoming.fetch.into.hex() if incoming is not None else ""
         sender = label(effect.sender)
         return ReceivedStream(effect.version.ref.hex(), into, sender, effect.offset, effect.size, now())
@@ -536,7 +536,7 @@ class Agent:
                 "position": positions.get((stream.receiver, stream.number), incoming.position),
                 "size": incoming.placement.size,
             }
-            for stream, incoming in self.machine.fetching.streams.items()
+            for stream, incoming in self.machine.receiving.streams.items()
             if not incoming.closing
         ]
 

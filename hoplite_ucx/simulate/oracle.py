@@ -294,7 +294,7 @@ class Oracle:
         name = label(machine.node)
         left = {
             "fetches": machine.fetching.fetches,
-            "incoming streams": machine.fetching.streams,
+            "incoming streams": machine.receiving.streams,
             "outgoing streams": machine.serving.streams,
             "puts": machine.calls.puts,
             "waits": machine.calls.waits,

@@ -459,7 +459,7 @@ def test_nobody_speaks_for_another_node() -> None:
 
         return tell
 
-    [incoming] = BUSY_NODE.state.fetching.streams
+    [incoming] = BUSY_NODE.state.receiving.streams
     for message in (
         StreamCancel(StreamId(PEER, 1)),
         StreamCancel(StreamId(PEER, 2)),

@@ -433,7 +433,7 @@ def test_a_stripe_that_is_made_here_is_copied() -> None:
     n, message = assembling()
     source = version(1)
     n.directory(Place(source, 1, 2 * HALF, b"", node_id(9), "nine", 1 << 16, 1e6))
-    stream = next(iter(n.state.fetching.streams))
+    stream = next(iter(n.state.receiving.streams))
     n.handle(ReceiveClosed(stream, 2 * HALF, None))
     bound = n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (source,), ref(TARGET), offset=0))
     made = n.only(bound, Allocate).segment
@@ -450,7 +450,7 @@ def test_a_stripe_that_is_made_here_stays_until_the_target_is_whole() -> None:
     n, message = assembling(memory=5 * HALF + 1)
     source = version(1)
     n.directory(Place(source, 1, 2 * HALF, b"", node_id(9), "nine", 1 << 16, 1e6))
-    n.handle(ReceiveClosed(next(iter(n.state.fetching.streams)), 2 * HALF, None))
+    n.handle(ReceiveClosed(next(iter(n.state.receiving.streams)), 2 * HALF, None))
     made = n.only(
         n.directory(Bind(version(7), 2, HALF, b"", Operation.SUM, (source,), ref(TARGET), offset=0)), Allocate
     )

@@ -368,7 +368,7 @@ def _assert_at_rest(together: Together) -> None:
     copies: set[tuple[NodeId, object]] = set()
     for shell in filter(lambda shell: shell.alive, together.shells):
         state = shell.state
-        assert not state.fetching.streams
+        assert not state.receiving.streams
         assert not state.serving.streams
         assert not state.calls.puts
         assert not state.calls.deletes
@@ -400,7 +400,7 @@ def _assert_reductions_at_rest(together: Together) -> None:
     copies: set[tuple[NodeId, object]] = set()
     for shell in filter(lambda shell: shell.alive, together.shells):
         state = shell.state
-        assert not state.fetching.streams
+        assert not state.receiving.streams
         assert not state.serving.streams
         assert not state.calls.puts
         assert not state.calls.deletes

@@ -1,4 +1,4 @@
-"""The receiving side: every object this node is getting, one stream at a time, resumed where it stands.
+"""Every object this node is getting, one stream at a time, resumed where it stands.
 
 A `Fetch` lives from the first want to the last byte. Placements come from the directory and the newest wins; a
 stream that was replaced is closed before the next one opens, because until then it may still write. What ends a
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
-from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Got, Receive, ReceiveClosed, Supply
-from hoplite_ucx.protocol.ids import NO_SLOT, CallId, NodeId, StreamId, Version, identity_of, label
+from hoplite_ucx.protocol.events import CallFailed, Got, ReceiveClosed, Supply
+from hoplite_ucx.protocol.ids import NO_SLOT, CallId, Version, label
 from hoplite_ucx.protocol.messages import (
     Assemble,
     Completed,
@@ -23,34 +23,17 @@ from hoplite_ucx.protocol.messages import (
     Inline,
     Partial,
     Place,
-    Progress,
     Sealed,
-    StreamCancel,
     StreamFailed,
     StreamFault,
-    StreamRequest,
-    StreamStatus,
     Unwant,
     Want,
 )
 from hoplite_ucx.protocol.node.assembling import Assembling
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
+from hoplite_ucx.protocol.node.receiving import Incoming, Receiving
 from hoplite_ucx.protocol.node.serving import Serving
-
-
-@dataclass(slots=True, eq=False)
-class Incoming:
-    """An open stream. It may outlive its fetch for a moment: until it is closed it may write."""
-
-    stream: StreamId
-    placement: Place
-    sink: Holding | Input
-    fetch: "Fetch"
-    position: int
-    sign_of_life: float
-    fault: StreamFault | None = None
-    closing: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -85,13 +68,13 @@ class Fetch:
 
 
 class Fetching:
-    def __init__(self, context: Context, memory: Memory, serving: Serving) -> None:
+    def __init__(self, context: Context, memory: Memory, serving: Serving, receiving: Receiving) -> None:
         self._context = context
         self._memory = memory
         self._serving = serving
+        self._receiving = receiving
         self.assembling = Assembling(context, memory, serving, self)
         self.fetches: dict[tuple[bytes, bytes], Fetch] = {}  # by ref and slot
-        self.streams: dict[StreamId, Incoming] = {}
         self._hungry: dict[bytes, None] = {}  # refs of fetches that wait for memory, and perhaps some that did
         self.getters: dict[CallId, bytes] = {}  # the ref that each get waits for
 
@@ -167,7 +150,7 @@ class Fetching:
         self._forget_request(fetch)
         self.note_placement(fetch, placement)
         if fetch.incoming is not None:
-            self._close(fetch.incoming)
+            self._receiving.close(fetch.incoming)
         elif fetch.sink is not None:
             self._open(fetch)
         elif fetch.whole is None:  # else the memory is the target's, and was asked for
@@ -191,7 +174,7 @@ class Fetching:
             return  # it failed or completed, and that report is on its way
         fetch.halt = halt.number
         if fetch.incoming is not None:
-            self._close(fetch.incoming)
+            self._receiving.close(fetch.incoming)
         else:
             self._report_halt(fetch)
 
@@ -308,56 +291,13 @@ class Fetching:
             if fetch.into == into and into:
                 del self.fetches[key]
                 if fetch.incoming is not None:
-                    self._close(fetch.incoming)
-
-    # --- from streams ------------------------------------------------------------------------------------------
-
-    def refused(self, peer: NodeId, stream: StreamId, fault: StreamFault) -> None:
-        if (incoming := self._from(peer, stream)) is not None:
-            self._fail(incoming, fault)
-
-    def peer_lost(self, peer: NodeId) -> None:
-        for incoming in list(self.streams.values()):
-            if identity_of(incoming.placement.sender) == identity_of(peer):
-                self._fail(incoming, StreamFault.BROKEN)
-
-    def status(self, peer: NodeId, status: StreamStatus) -> None:
-        incoming = self._from(peer, status.stream)
-        if incoming is not None and (status.queued or status.at <= incoming.position):
-            incoming.sign_of_life = self._context.now
-
-    def _from(self, peer: NodeId, stream: StreamId) -> Incoming | None:
-        """A stream as its sender speaks of it; what others say of it does not count."""
-        incoming = self.streams.get(stream)
-        if incoming is None or identity_of(incoming.placement.sender) != identity_of(peer):
-            return None
-        return incoming
-
-    def beat(self, positions: dict[StreamId | CallId, int], late: float) -> None:
-        """Look for stalls. What we slept through ourselves (`late`) is not our senders' silence."""
-        now = self._context.now
-        for incoming in list(self.streams.values()):
-            incoming.sign_of_life += late
-            position = positions.get(incoming.stream, incoming.position)
-            held_back = isinstance(incoming.sink, Input) and incoming.sink.held_back()
-            if position > incoming.position:
-                incoming.position = incoming.sink.watermark = position
-                incoming.sign_of_life = now
-                self._memory.moved(incoming.sink.owner)
-            elif held_back:
-                incoming.sign_of_life = now
-            elif now - incoming.sign_of_life >= self._context.settings.suspicion:
-                self._fail(incoming, StreamFault.STALLED)
+                    self._receiving.close(fetch.incoming)
 
     def closed(self, event: ReceiveClosed) -> None:
-        incoming = self.streams.pop(event.stream, None)
+        incoming = self._receiving.closed(event)
         if incoming is None:
             return
         fetch, sink = incoming.fetch, incoming.sink
-        sink.receive = None
-        if event.watermark > sink.watermark:
-            self._memory.moved(sink.owner)
-        sink.watermark = event.watermark
         if sink.doomed or (fetch.into and self.fetches.get((fetch.ref, fetch.into)) is not fetch):
             self._memory.release(sink.owner)  # it, or the slot that it fed, was over before its stream was
             return
@@ -383,7 +323,7 @@ class Fetching:
             fetch.placement = fetch.halt = None
             fetch.number = 0
             if fetch.incoming is not None:
-                self._close(fetch.incoming)
+                self._receiving.close(fetch.incoming)
 
     def announce(self) -> tuple[tuple[Partial, ...], tuple[bytes, ...]]:
         partials, wants = [], []
@@ -401,13 +341,6 @@ class Fetching:
                 self._forget_request(fetch)
                 del self.fetches[fetch.ref, NO_SLOT]
         return tuple(partials), tuple(wants)
-
-    def progress(self) -> tuple[Progress, ...]:
-        return tuple(
-            Progress(incoming.placement.version, incoming.position, incoming.fetch.into)
-            for incoming in self.streams.values()
-            if not incoming.closing
-        )
 
     # --- room --------------------------------------------------------------------------------------------------
 
@@ -473,46 +406,7 @@ class Fetching:
         if sink.watermark == sink.size:
             self._complete(fetch, sink)
             return
-        stream = self._context.next_stream()
-        incoming = Incoming(stream, placement, sink, fetch, sink.watermark, self._context.now)
-        fetch.incoming = self.streams[stream] = incoming
-        sink.receive = stream
-        self._context.emit(
-            Receive(
-                stream,
-                sink.segment,
-                placement.sender,
-                placement.address,
-                placement.version,
-                sink.watermark,
-                sink.size,
-                placement.granule,
-                sink.part if isinstance(sink, Input) else None,
-            )
-        )
-        self._context.tell_peer(
-            placement.sender,
-            StreamRequest(
-                stream,
-                placement.version,
-                sink.watermark,
-                placement.granule,
-                placement.rate,
-                for_slot=bool(fetch.into or fetch.whole),
-                rank=placement.rank,
-            ),
-        )
-
-    def _close(self, incoming: Incoming) -> None:
-        if not incoming.closing:
-            incoming.closing = True
-            self._context.tell_peer(incoming.placement.sender, StreamCancel(incoming.stream))
-            self._context.emit(CancelReceive(incoming.stream))
-
-    def _fail(self, incoming: Incoming, fault: StreamFault) -> None:
-        if not incoming.closing:
-            incoming.fault = fault
-            self._close(incoming)
+        fetch.incoming = self._receiving.open(fetch, placement, sink)
 
     def _complete(self, fetch: Fetch, sink: Holding | Input) -> None:
         if isinstance(sink, Input):
@@ -576,7 +470,7 @@ class Fetching:
         self.assembling.end(fetch.ref)
         sink, fetch.sink = fetch.sink, None
         if fetch.incoming is not None:
-            self._close(fetch.incoming)
+            self._receiving.close(fetch.incoming)
             fetch.incoming = None
         if isinstance(sink, Holding):
             self._serving.gone(sink)

@@ -11,6 +11,7 @@ from hoplite_ucx.protocol.messages import Place
 from hoplite_ucx.protocol.node.calls import Calls, PendingPut, PendingWait
 from hoplite_ucx.protocol.node.fetching import Fetch, Fetching
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase
+from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.reducing import Slot
 from hoplite_ucx.protocol.node.serving import Outgoing, Serving, Turn
 
@@ -25,7 +26,7 @@ def check_node(state: "NodeState") -> None:
     _check_holdings(name, state)
     _check_pins(name, memory)
     _check_serving(name, state.serving, memory)
-    _check_streams(name, state.fetching)
+    _check_streams(name, state)
     for (ref, into), fetch in state.fetching.fetches.items():
         assert (fetch.ref, fetch.into) == (ref, into), f"{name}: fetch of {short(ref)} is filed wrongly"
         _check_fetch(name, fetch, state)
@@ -92,7 +93,7 @@ def _check_holdings(name: str, state: "NodeState") -> None:
             assert kept, f"{_what(name, holding)} is a window of what was freed"
         sinks: list[Holding | Input] = [holding, *holding.inputs]
         for sink in sinks:
-            _check_sink(name, sink, holding, state.fetching)
+            _check_sink(name, sink, holding, state.receiving)
         if phase is Phase.COMPLETE:
             assert holding.watermark == holding.size, f"{_what(name, holding)} is complete at {holding.watermark}"
             assert not holding.start, f"{_what(name, holding)} is complete without its first {holding.start} bytes"
@@ -117,12 +118,12 @@ def _check_holdings(name: str, state: "NodeState") -> None:
             assert holding in memory._refused, f"{_what(name, holding)} is kept for good"
 
 
-def _check_sink(name: str, sink: Holding | Input, holding: Holding, fetching: Fetching) -> None:
+def _check_sink(name: str, sink: Holding | Input, holding: Holding, receiving: Receiving) -> None:
     """What streams into a segment, for the store or as a part of a slot."""
     assert sink.owner is holding, f"{_what(name, holding)} has a part that is another's"
     assert 0 <= sink.watermark <= sink.size, f"{_what(name, holding)} has a part at {sink.watermark} of {sink.size}"
     if sink.receive is not None:
-        incoming = fetching.streams.get(sink.receive)
+        incoming = receiving.streams.get(sink.receive)
         assert incoming is not None, f"{_what(name, holding)} receives {sink.receive}, which is not open"
         assert incoming.sink is sink, f"{_what(name, holding)} receives {sink.receive}, which fills another"
 
@@ -226,14 +227,14 @@ def _check_outgoing(name: str, stream: StreamId, outgoing: Outgoing, serving: Se
         assert inside, f"{name}: {stream} is at {outgoing.position} of {holding.start} to {holding.size}"
 
 
-def _check_streams(name: str, fetching: Fetching) -> None:
+def _check_streams(name: str, state: "NodeState") -> None:
     """An open stream fills its fetch's sink, or is closing because its fetch has let go of it."""
-    for stream, incoming in fetching.streams.items():
+    for stream, incoming in state.receiving.streams.items():
         fetch, sink = incoming.fetch, incoming.sink
         assert incoming.stream == stream, f"{name}: {incoming.stream} is filed as {stream}"
         assert sink.receive == stream, f"{name}: {stream} fills segment {sink.segment} unknown to it"
         assert sink.version == incoming.placement.version, f"{name}: {stream} mixes versions"
-        if fetch.incoming is incoming and fetching.fetches.get((fetch.ref, fetch.into)) is fetch:
+        if fetch.incoming is incoming and state.fetching.fetches.get((fetch.ref, fetch.into)) is fetch:
             assert fetch.sink is sink, f"{name}: {stream} fills what its fetch does not hold"
         else:
             assert incoming.closing, f"{name}: {stream} runs for nobody"
@@ -245,7 +246,7 @@ def _check_fetch(name: str, fetch: Fetch, state: "NodeState") -> None:
     what = f"{name}: fetch of {short(fetch.ref)}"
     placement, sink, incoming, request = fetch.placement, fetch.sink, fetch.incoming, fetch.request
     if incoming is not None:
-        assert state.fetching.streams.get(incoming.stream) is incoming, f"{what}: its stream is not open"
+        assert state.receiving.streams.get(incoming.stream) is incoming, f"{what}: its stream is not open"
     if sink is not None:
         assert not sink.doomed, f"{what}: what it fills is doomed"
         assert request is None, f"{what}: asks for memory that it has"

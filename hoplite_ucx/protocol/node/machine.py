@@ -75,6 +75,7 @@ from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
 from hoplite_ucx.protocol.node.invariants import check_node
 from hoplite_ucx.protocol.node.memory import Memory, Phase
+from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.reducing import Reducing
 from hoplite_ucx.protocol.node.serving import Serving
 from hoplite_ucx.protocol.settings import GIB, Settings
@@ -103,7 +104,8 @@ class NodeState:
         self._context = Context(node, settings or Settings())
         self.memory = Memory(self._context, profile.memory)
         self.serving = Serving(self._context, self.memory, profile.up, profile.streams_out)
-        self.fetching = Fetching(self._context, self.memory, self.serving)
+        self.receiving = Receiving(self._context, self.memory)
+        self.fetching = Fetching(self._context, self.memory, self.serving, self.receiving)
         self.reducing = Reducing(self._context, self.memory, self.serving, self.fetching)
         self.calls = Calls(self._context, self.memory, self.serving, self.fetching)
         self._members = 0  # of the cluster, as the directory said last
@@ -167,7 +169,7 @@ class NodeState:
             case Unpin(call):
                 self.memory.unpin(call)
             case PeerLost(peer):
-                self.fetching.peer_lost(peer)
+                self.receiving.peer_lost(peer)
                 self.serving.peer_lost(peer)
             case DirectoryConnected():
                 self._join()
@@ -287,7 +289,7 @@ class NodeState:
         self._set_beat()
         self.calls.beat(tick.positions)
         self.reducing.beat(tick.combined)
-        self.fetching.beat(tick.positions, late)
+        self.receiving.beat(tick.positions, late)
         self.serving.beat(tick.positions)
         self.memory.beat()
         if self._context.joined:
@@ -296,7 +298,7 @@ class NodeState:
             else:
                 self._beats_sent.append(self._context.now)
                 quickest = min(self._round_trips, default=0.0)
-                self._context.tell_directory(Heartbeat(self.fetching.progress(), quickest))
+                self._context.tell_directory(Heartbeat(self.receiving.progress(), quickest))
 
     def _set_beat(self) -> None:
         self._beat_due = self._context.now + self._context.settings.heartbeat
@@ -374,9 +376,9 @@ class NodeState:
             case StreamCancel(stream):
                 self.serving.cancelled(peer, stream)
             case StreamRefused(stream, fault):
-                self.fetching.refused(peer, stream, fault)
+                self.receiving.refused(peer, stream, fault)
             case StreamStatus():
-                self.fetching.status(peer, message)
+                self.receiving.status(peer, message)
 
     def __repr__(self) -> str:
         return f"NodeState({label(self.node)})"
