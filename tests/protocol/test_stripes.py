@@ -368,6 +368,21 @@ def test_another_source_changes_every_stripe_and_the_target() -> None:
     assert set(reduction.chosen) == {ref(1), ref(3), ref(4)}
 
 
+def test_who_had_the_last_copy_of_a_stripe_and_lets_it_go_has_its_source_replaced() -> None:
+    """What a made is with e alone, and f, which was getting it, has yet to say how far it came."""
+    d = Allreduce(*"abcdef", getters="ef")
+    d.bind_all()
+    d.pass_time(0.05)
+    d.finish("e", whole=False)
+    d.handle(Probed(d["a"], accepted=False))
+    reduction = d.directory.records[ref(TARGET)].reduction
+    assert reduction is not None
+    assert list(reduction.chosen) == [ref(1), ref(2), ref(3)], "e has what came from it"
+    assembly = d.assembly_of("e")
+    d.tell("e", StreamFailed(assembly.version, assembly.number, 0, d["e"], StreamFault.ABSENT, wanted=True))
+    assert list(reduction.chosen) == [ref(4), ref(2), ref(3)]
+
+
 def test_too_few_sources_fail_the_target_for_all() -> None:
     d = Allreduce()
     d.bind_all()

@@ -392,6 +392,8 @@ class Objects:
                 record.reduction.output_lost(record.slot)
             elif broadcast is not None and broadcast.lacks_beginning():
                 record.reduction.beginning_lacks(record.slot)
+            elif broadcast is not None and record.slot.host is None and not broadcast.copies:
+                record.reduction.review()  # what went into it may be needed again
             else:
                 record.reduction.completed(record.slot)
         elif record.stripe_of is not None:
