@@ -37,6 +37,8 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.placement import Plan, SenderPool
 
 _FIRST_COOLDOWN = 0.05
+# A sender that failed so often in a row is no reason to keep what others could use meanwhile.
+_HOPELESS = 3
 # A put copies into shared memory about this fast; only a first guess for placing behind it.
 _PRODUCING_RATE = 4e9
 
@@ -122,6 +124,7 @@ class Broadcast:
         self.receivers: dict[ReceiverKey, Receiver] = {}
         self._waiting: dict[ReceiverKey, Receiver] = {}
         self._adopted: dict[ReceiverKey, Receiver] = {}
+        self._severed: dict[NodeId, None] = {}  # relays that lost their sender while others were behind them
         self._expected: set[ReceiverKey] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
         self._no_senders = False  # nobody can send to anyone whose stream counts, until something changes
@@ -147,7 +150,8 @@ class Broadcast:
         return list(dict.fromkeys([*self.copies, *producer, *(r.member.node for r in self.receivers.values())]))
 
     def waits(self) -> bool:
-        return bool(self._waiting)
+        """Whether anybody has no sender, or has one that is not in the accounts."""
+        return bool(self._waiting or self._adopted)
 
     def waiting_stores(self) -> dict[NodeId, Member]:
         """Nodes that want the object for themselves and have no sender."""
@@ -427,12 +431,13 @@ class Broadcast:
         for receiver in sorted(self._waiting.values(), key=self._turn):
             member = receiver.member
             counted = self.counts(receiver.key)
-            if self._no_senders and counted:
+            full = counted and member.receiving >= member.streams_in
+            held_up = regrouping and bool(receiver.watermark)
+            if full or (counted and self._no_senders):
+                if full or not (held_up or self._may_try_again(receiver)):
+                    self._release_followers(receiver)
                 continue
-            full = member.receiving >= member.streams_in and counted
-            if full:
-                self._release_followers(receiver)
-            if (regrouping and receiver.watermark) or not member.connected or full:
+            if held_up or not member.connected:
                 continue
             if self.inline is not None:
                 self._forget_receiver(receiver.key)
@@ -442,7 +447,7 @@ class Broadcast:
             if plan is None:
                 if not (receiver.shunned or receiver.into or self._followers(member.node)):
                     self._no_senders = True
-                elif counted and not any(sender.until > now for sender in receiver.shunned.values()):
+                elif counted and not self._may_try_again(receiver):
                     self._release_followers(receiver)  # all who could send are busy, perhaps with what waits for it
                 continue
             if plan.displaces is not None:
@@ -456,6 +461,11 @@ class Broadcast:
         if not receiver.into:
             for key in self._followers(receiver.member.node):
                 self._halt(self.receivers[key])
+
+    def _may_try_again(self, receiver: Receiver) -> bool:
+        """Whether someone can send to it who failed it a moment ago, as happens; and not again and again."""
+        now = self._world.now
+        return any(sender.until > now and sender.failures < _HOPELESS for sender in receiver.shunned.values())
 
     def _turn(self, receiver: Receiver) -> tuple[int, int, int]:
         """The most advanced come first, and then those whose network cards have nothing else to send, since they are
@@ -497,7 +507,8 @@ class Broadcast:
         shunned = receiver.shunned
         now = self._world.now
         slot = bool(receiver.into)
-        has_children = not slot and bool(self._children(node))
+        # Behind one who hangs on a relay without a sender, it would be released as soon as that one is.
+        must_be_rooted = not slot and (bool(self._children(node)) or self._has_severed())
 
         def acceptable(sender: NodeId) -> bool:
             member = self._members[sender]
@@ -510,7 +521,7 @@ class Broadcast:
                 return False
             if sender in shunned and now < shunned[sender].until:
                 return False
-            return not has_children or self._is_rooted(sender, node)
+            return not must_be_rooted or self._is_rooted(sender, node)
 
         behind, receiver.behind = receiver.behind, None
         remaining = self.size - receiver.watermark
@@ -600,6 +611,8 @@ class Broadcast:
         if receiver.sender is None:
             return
         member, sender = receiver.member, self._members[receiver.sender]
+        if not receiver.into and self._children(member.node):
+            self._severed[member.node] = None
         self.pool.release(sender.node, receiver.key)
         receiver.sender = None
         if not self.counts(receiver.key):
@@ -633,6 +646,14 @@ class Broadcast:
         """All who pull from the node, in the accounts or not yet."""
         adopted = [key for key, receiver in self._adopted.items() if receiver.follows(node)]
         return self._children(node) + adopted
+
+    def _has_severed(self) -> bool:
+        """Whether a relay without a sender has others behind it. Nobody joins those, so they become fewer."""
+        for node in list(self._severed):
+            relay = self.receivers.get(node)
+            if relay is None or relay.state is State.STREAMING or not self._children(node):
+                del self._severed[node]
+        return bool(self._severed)
 
     def _is_rooted(self, node: NodeId, receiver: NodeId) -> bool:
         """Whether the bytes at `node` come from a root without passing through `receiver`."""

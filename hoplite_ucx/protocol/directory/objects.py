@@ -110,7 +110,7 @@ class Objects:
         self.records: dict[bytes, Record] = {}
         self.tombstones = Tombstones(world)
         self.inline_total = 0
-        self.starving: dict[bytes, None] = {}  # refs with receivers that have no sender
+        self.starving: dict[bytes, None] = {}  # refs with receivers that have no sender, in the accounts
         self._unsettled: dict[bytes, None] = {}  # refs to look at before the event is over
         self._broadcast_type = broadcast_type
         self._counter = 0
@@ -147,7 +147,11 @@ class Objects:
                 self.settle(record)
 
     def place_starving(self) -> None:
-        """A node can send again: receivers without a sender may find one."""
+        """A node can send again: receivers without a sender may find one. What runs already comes before what could, of
+        any object."""
+        for ref in self.starving:
+            if (broadcast := self.records[ref].broadcast) is not None:
+                broadcast.link_adopted()
         for ref in list(self.starving):
             self.place_again(self.records[ref])
 
