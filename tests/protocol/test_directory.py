@@ -239,32 +239,6 @@ def test_unwant_lets_go_of_who_has_no_sender_only() -> None:
     assert d.senders(1) == {"C": "A"}
 
 
-def test_stream_limits_are_kept_and_who_waits_is_placed_when_one_ends() -> None:
-    d = DirectoryDriver()
-    d.join("A", streams_out=1)
-    for name in "BC":
-        d.join(name, streams_out=1)
-    d.put("A", 1)
-    d.put("A", 2)
-    d.want("B", 1)
-    d.tell("C", Want(ref(2)))
-    assert d.heard_all(Place, "C") == []
-    d.tell("B", Completed(V))
-    assert [place.version.ref for place in d.heard_all(Place, "C")] == [ref(2)]
-
-
-def test_a_sender_that_became_free_while_nobody_waited_is_found() -> None:
-    d = DirectoryDriver("C")
-    d.join("A", streams_out=1)
-    d.join("B", streams_out=1)
-    d.put("A", 1)
-    d.put("A", 2)
-    d.want("B", 1)
-    d.tell("C", Want(ref(2)), Unwant(ref(2)))
-    d.tell("B", Completed(V))
-    assert d.want("C", 2).sender == d["A"]
-
-
 # --- failures ---------------------------------------------------------------------------------------------------
 
 
