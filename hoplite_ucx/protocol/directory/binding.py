@@ -53,17 +53,22 @@ class Binding(Hosts, ABC):
     # --- asking --------------------------------------------------------------------------------------------------
 
     def _ensure(self, top: Slot) -> None:
-        """Bind the slot and those below it that nobody runs and that are needed, parts before what is made of them."""
+        """Bind the slot and those below it that nobody runs and that are needed, parts before what is made of them. Those
+        above one that nobody has room for wait, however far above, so that they do not take that room."""
+        starved: set[bytes] = set()
         for slot in self._needed_of(top):
             if self.slots.get(slot.ref) is not slot:
                 return  # one of them made everything end, or be laid anew
+            is_starved = not starved.isdisjoint(slot.parts)
             if slot.gathers:
                 if self.is_bound_below(slot) and not (slot.version is not None and self._objects.has_copy(slot.ref)):
                     self._gather(slot)
-            elif slot.host is None and self._are_parts_to_come(slot) and self._is_needed_anew(slot):
+            elif slot.host is None and not is_starved and self._are_parts_to_come(slot) and self._is_needed_anew(slot):
                 self._bind(slot)
             elif slot.host is None:
                 slot.homeless_since = None  # it is not for want of room that nobody is asked
+            if is_starved or (slot.host is None and slot.homeless_since is not None):
+                starved.add(slot.ref)
 
     def _needed_of(self, top: Slot) -> list[Slot]:
         """The slot and those below it whose output has not all been pulled, each after those below it."""
