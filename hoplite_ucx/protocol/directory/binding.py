@@ -53,8 +53,8 @@ class Binding(Hosts, ABC):
     # --- asking --------------------------------------------------------------------------------------------------
 
     def _ensure(self, top: Slot) -> None:
-        """Bind the slot and those below it that nobody runs and that are needed, parts before what is made of them. Those
-        above one that nobody has room for wait, however far above, so that they do not take that room."""
+        """Bind the slot and those below it that nobody runs and that are needed, parts before what is made of them.
+        Those above one that nobody has room for wait, however far above, so that they do not take that room."""
         starved: set[bytes] = set()
         for slot in self._needed_of(top):
             if self.slots.get(slot.ref) is not slot:
