@@ -81,6 +81,29 @@ def test_what_is_taken_is_given_back_while_nobody_takes_what_is_below() -> None:
     assert d.feeders(above) == {short(lower.version.ref): "B"}
 
 
+def test_nor_is_anything_taken_further_above() -> None:
+    """The slot between has its memory, and bytes that count; the root would take what the lowest needs."""
+    d = Reducer(*"ABCDE")
+    for number, name in enumerate("ABCD", 1):
+        d.put(name, number)
+    d.want("E", 2)
+    d.tell("E", Completed(d.version_of(2)))
+    d.reduce("E", (1, 2, 3, 4))
+    lowest, between, root = d.bind_of("B"), d.bind_of("C"), d.bind_of("D")
+    d.accept("B", lowest)
+    d.accept("C", between)
+    d.lose("B")
+    for _ in d.ids:
+        for name in d.ids:
+            for bind in d.heard_all(Bind, name):
+                assert bind.version == lowest.version
+                d.tell(name, Declined(bind.version, bind.number))
+    slots = d.directory.records[ref(TARGET)].reduction
+    assert slots is not None
+    hosts = [slots.slots[bind.version.ref].host for bind in (lowest, between, root)]
+    assert [host is not None for host in hosts] == [False, True, False]
+
+
 def test_what_is_taken_stays_when_the_host_of_what_is_below_dies() -> None:
     d, lower, root = asked()
     d.accept("C", root)
