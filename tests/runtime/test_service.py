@@ -45,6 +45,12 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
     )
 
 
+def status(address: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Of the cluster, and of each agent by its name. Other tests may run agents on this host meanwhile."""
+    told = json.loads(run("status", "--json", "--address", address).stdout)
+    return told["cluster"], {agent["agent"]: agent for agent in told["agents"]}
+
+
 def test_a_head_and_another_agent() -> None:
     with service("--head", "--port", "0") as (head, report):
         children = children_of(head.pid)
@@ -57,9 +63,8 @@ def test_a_head_and_another_agent() -> None:
             hoplite.init(report["address"], agent=other["agent"])
             try:
                 ref = hoplite.put(np.arange(1 << 18))
-                status = json.loads(run("status", "--json", "--address", report["address"]).stdout)
-                assert len(status["cluster"]["nodes"]) == 2
-                agents = {agent["agent"]: agent for agent in status["agents"]}
+                cluster, agents = status(report["address"])
+                assert len(cluster["nodes"]) == 2
                 assert agents[other["agent"]]["largest"][0]["ref"] == ref.hex()
                 shown = run("status", HOPLITE_ADDRESS=report["address"])
                 assert ref.hex()[:16] in shown.stdout
@@ -181,7 +186,8 @@ def test_what_a_program_left_can_be_deleted() -> None:
         assert by_name.stdout == "deleted 1 objects\n", by_name.stderr
         assert run("delete", "--idle", "3600s", **where).stdout == "deleted 0 objects\n"
         assert run("delete", "--idle", "0s", **where).stdout == "deleted 1 objects\n"
-        assert json.loads(run("status", "--json", **where).stdout)["agents"][0]["objects"] == 0
+        _, agents = status(report["address"])
+        assert agents[report["agent"]]["objects"] == 0
 
 
 @pytest.mark.parametrize("arguments", [(), ("--idle", "1s", "ab"), ("xyz",), ("abcd",)])
