@@ -149,11 +149,7 @@ def test_a_put_that_waits_for_room_has_a_deadline() -> None:
 
 
 def test_a_placement_without_room_is_declined_and_wanted_again_when_there_is_some() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 2, 12, at=1.0)
-    n.peer(RECEIVER, request(1, of=version(2)))
-    n.handle(GetCall(1, R, None))
-    assert n.sent(n.directory(place(9, size=15)), Declined) == [Declined(V, 9)]
+    n = get_behind_a_stream()
     assert n.sent(n.handle(ServeClosed(StreamId(RECEIVER, 1))), Want) == [Want(R)]
     assert n.sent(n.directory(place(10, size=15)), Evict) == [Evict(version(2))]
     assert n.only(n.directory(EvictAnswer(version(2), Eviction.GRANTED)), Receive).size == 15
@@ -240,12 +236,18 @@ def test_who_slept_does_not_lose_patience(moved: bool) -> None:
     assert n.only(n.directory(EvictAnswer(version(1), Eviction.GRANTED)), PutReady).call == 5
 
 
-def test_a_get_does_not_lose_patience_while_its_node_sleeps() -> None:
+def get_behind_a_stream() -> NodeDriver:
+    """A get that was declined for want of the memory of a copy which somebody reads."""
     n = NodeDriver(memory=20)
     cached(n, 2, 12, at=1.0)
     n.peer(RECEIVER, request(1, of=version(2)))
     n.handle(GetCall(1, R, None))
-    n.directory(place(9, size=15))
+    assert n.sent(n.directory(place(9, size=15)), Declined) == [Declined(V, 9)]
+    return n
+
+
+def test_a_get_does_not_lose_patience_while_its_node_sleeps() -> None:
+    n = get_behind_a_stream()
     n.beat()
     n.now += 60.0
     assert n.none(n.handle(WaitCall(77, (ref(50),), 1, None)), CallFailed), "something else came before the heartbeat"
@@ -287,11 +289,7 @@ def test_a_refused_put_is_waited_for_while_its_user_writes() -> None:
 
 
 def test_a_get_that_is_declined_again_much_later_is_as_patient_as_before() -> None:
-    n = NodeDriver(memory=20)
-    cached(n, 2, 12, at=1.0)
-    n.peer(RECEIVER, request(1, of=version(2)))
-    n.handle(GetCall(1, R, None))
-    n.directory(place(9, size=15))
+    n = get_behind_a_stream()
     assert n.sent(n.handle(ServeClosed(StreamId(RECEIVER, 1))), Want) == [Want(R)]
     n.beat(240)  # nobody has it for a minute
     n.peer(RECEIVER, request(2, of=version(2)))

@@ -648,7 +648,9 @@ class Broadcast:
         return self._children(node) + adopted
 
     def _has_severed(self) -> bool:
-        """Whether a relay without a sender has others behind it. Nobody joins those, so they become fewer."""
+        """Whether a relay without a sender has others behind it. Nobody joins those, so they become fewer. Such relays
+        are noted when they lose their sender: to look for them among all receivers would cost every placement a walk.
+        """
         for node in list(self._severed):
             relay = self.receivers.get(node)
             if relay is None or relay.state is State.STREAMING or not self._children(node):

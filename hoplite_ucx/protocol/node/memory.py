@@ -194,8 +194,7 @@ class Memory:
             and h.goes_on()
             and not self.is_long_ago(max(h.moved_at, since))
         )
-        evictable = sum(h.size for h in self._evictable())
-        return self.used + size - hoped_for - evictable - self._leaving() <= self.limit
+        return self.could_fit(size - hoped_for)
 
     def is_long_ago(self, beat: int) -> bool:
         """Whether patience with what happened in this heartbeat, and not since, has ended."""
