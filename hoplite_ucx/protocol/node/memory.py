@@ -189,10 +189,7 @@ class Memory:
         hoped_for = sum(
             h.size
             for h in self.segments.values()
-            if h.parent is None
-            and h.version not in self._asked
-            and h.goes_on()
-            and not self.is_long_ago(max(h.moved_at, since))
+            if h.parent is None and h.goes_on() and not self.is_long_ago(max(h.moved_at, since))
         )
         return self.could_fit(size - hoped_for)
 
