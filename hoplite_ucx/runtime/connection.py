@@ -36,7 +36,10 @@ class Connection:
     def __init__(self, name: str, worker: bytes, *, background: bool, remedy: str = START_AGAIN) -> None:
         """The remedy is what users are told when the agent is gone."""
         self._remedy = remedy
-        self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise _no_descriptor() from error
         self._frames = wire.Frames()
         self._replies: deque[wire.Reply] = deque()
         self._fds: deque[int] = deque()
@@ -161,8 +164,7 @@ class Connection:
                 self._fds.extend(_FD.unpack_from(content, at)[0] for at in range(0, len(content), _FD.size))
         if came & _TRUNCATED:
             self.close()
-            detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"
-            raise Failure(FailureKind.STORE_FULL, detail, remedy).exception()
+            raise _no_descriptor()
         if not data:
             self.close()
             raise self._gone("the agent is gone")
@@ -190,6 +192,11 @@ def _dial(sock: socket.socket, name: str) -> None:
                 raise
             time.sleep(0.01)
     sock.setblocking(True)
+
+
+def _no_descriptor() -> HopliteError:
+    detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"
+    return Failure(FailureKind.STORE_FULL, detail, remedy).exception()
 
 
 def _is_pong(reply: wire.Reply) -> bool:

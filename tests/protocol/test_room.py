@@ -187,7 +187,7 @@ def test_a_copy_that_is_dropped_while_its_eviction_is_asked_for_is_not_waited_fo
 
 
 def test_a_store_full_of_last_copies_is_found_out_soon() -> None:
-    """One question for each copy. The answers take longer than a heartbeat, but refusals are not forgotten meanwhile."""
+    """One question for each copy. The answers take longer than a heartbeat, but refusals are kept in mind."""
     n = NodeDriver(memory=10 * 60)
     for number in range(60):
         cached(n, 10 + number, 10, at=1.0)
