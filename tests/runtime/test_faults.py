@@ -282,6 +282,29 @@ def test_a_program_ends_although_calls_are_open() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_process_without_descriptors_is_told_so() -> None:
+    code = (
+        "import os, resource, threading, hoplite_ucx as hoplite\nfrom hoplite_ucx.errors import StoreFullError\n"
+        "hoplite.init()\n"
+        "ref = hoplite.put('here')\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')), 4096))\n"
+        "def look():\n"
+        "    try: hoplite.get(ref)\n"
+        "    except StoreFullError as error: print(error)\n"
+        "thread = threading.Thread(target=look)\n"
+        "held = []\n"
+        "try:\n"
+        "    while True: held.append(os.open('/dev/null', os.O_RDONLY))\n"
+        "except OSError: thread.start()\n"
+        "thread.join()\n"
+        "for fd in held: os.close(fd)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=without_address(), check=True)
+    assert "no descriptor left" in done.stdout
+    assert "RLIMIT_NOFILE" in done.stdout
+
+
 def fail_in_a_scope() -> None:
     with hoplite.scope():
         note_made(hoplite.new_ref())
