@@ -19,7 +19,7 @@ from hoplite_ucx.protocol.events import (
     Unpin,
     WaitCall,
 )
-from hoplite_ucx.protocol.ids import StreamId
+from hoplite_ucx.protocol.ids import NodeId, StreamId
 from hoplite_ucx.protocol.messages import (
     Declined,
     Drop,
@@ -225,6 +225,19 @@ def test_what_is_too_small_to_help_is_not_waited_for() -> None:
         n.peer(OTHER, request(number, of=version(2), receiver=OTHER))
         effects += n.handle(ServeClosed(StreamId(OTHER, number))) + n.beat(2)
     assert n.only(effects, CallFailed).failure.kind is FailureKind.STORE_FULL
+
+
+def test_readers_too_quick_for_heartbeats_are_waited_for() -> None:
+    """Each has come and gone before a heartbeat tells how far it is, and always there is a next one."""
+    n, effects = put_behind_a_stream(), []
+    for number in range(1, 40):
+        n.peer(reader(number + 1), request(number + 1, of=version(1), receiver=reader(number + 1)))
+        effects += n.handle(ServeClosed(StreamId(reader(number), number))) + n.beat(2)
+    assert n.none(effects, CallFailed)
+
+
+def reader(number: int) -> NodeId:
+    return RECEIVER if number % 2 else OTHER
 
 
 @pytest.mark.parametrize("moved", [False, True])
