@@ -184,6 +184,7 @@ class NodeDriver:
         self.state = NodeState(node_id(1) if node is None else node, self.profile, self.settings)
         self.now = 0.0
         self.positions: dict[StreamId | int, int] = {}
+        self.combined: dict[int, int] = {}
         self.state.start(self.now)
         if joined:
             self.connect()
@@ -209,7 +210,7 @@ class NodeDriver:
         effects = []
         for _ in range(count):
             self.now += self.settings.heartbeat
-            effects += self.handle(Tick(dict(self.positions)))
+            effects += self.handle(Tick(dict(self.positions), dict(self.combined)))
             if self.state._context.joined:
                 effects += self.directory(Alive())
         return effects

@@ -283,6 +283,34 @@ def test_what_comes_in_is_waited_for_though_its_sender_broke_off() -> None:
     assert n.only(n.directory(EvictAnswer(V, Eviction.GRANTED)), PutReady).call == 5
 
 
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_what_comes_in_slowly_is_waited_for(broken_off: bool) -> None:
+    """By a stream that goes on, or by one after the other that breaks off before a heartbeat sees it move."""
+    n = NodeDriver(memory=40)
+    n.handle(GetCall(1, R, None))
+    stream = n.only(n.directory(place(1, size=30)), Receive).stream
+    effects = n.handle(PutCall(5, ref(9), 35, b"", None, None))
+    for come in range(1, 30):
+        if broken_off:
+            effects += n.handle(ReceiveClosed(stream, come, StreamFault.BROKEN))
+            stream = n.only(n.directory(place(1 + come, size=30, sender=OTHER)), Receive).stream
+        else:
+            n.positions[stream] = come
+        effects += n.beat()
+    assert n.none(effects, CallFailed)
+
+
+def test_a_slot_is_waited_for_while_it_is_combined() -> None:
+    n, first, second = fed_slot(memory=12 * MIB)
+    effects = n.handle(PutCall(5, ref(9), 8 * MIB, b"", None, None))
+    for stream in (first.stream, second.stream):
+        effects += n.handle(ReceiveClosed(stream, 8 * MIB, None))
+    for step in range(1, 30):
+        n.combined[second.segment] = step * MIB // 4
+        effects += n.beat()
+    assert n.none(effects, CallFailed)
+
+
 def test_a_slot_is_waited_for_until_it_is_decided() -> None:
     n, first, second = fed_slot(memory=12 * MIB)
     n.handle(PutCall(5, ref(9), 8 * MIB, b"", None, None))
