@@ -5,6 +5,7 @@ the time until a whole granule has arrived and can be forwarded. The hand-over o
 time from the network; what does occupy the sender for each chunk is a parameter of its own.
 """
 
+import heapq
 import math
 from dataclasses import dataclass, field
 
@@ -16,9 +17,6 @@ _GRANULES_PER_HOP = 32
 _CHUNK_WORK = 40e-6
 # Whole pages: a chunk that ends in the middle of an element leaves a few bytes for a frame of their own.
 _GRANULE_ALIGNMENT = 4096
-# Measured: with up to so many hosts stripes were never slower than the best of the other ways, from 64 KiB on.
-_MOST_STRIPED = 16
-_LEAST_STRIPE = 1024
 
 
 @dataclass(slots=True)
@@ -52,6 +50,37 @@ def hop_delay(granule: int, bandwidth: float, costs: Costs) -> float:
 
 def choose_degree(size: int, count: int, bandwidth: float, costs: Costs) -> int:
     """How many terms a slot takes: a chain for what is large, a star for what is small, a tree between them."""
+    degree, _ = _best_tree(size, count, bandwidth, costs)
+    return degree
+
+
+def choose_stripes(size: int, count: int, bandwidth: float, settings: Settings) -> int:
+    """Into how many stripes a target is laid that the hosts of all its sources get, along a ring of them: that spares
+    every link 1/count of its load, and short pieces make short hops. A stripe spares one link its way in, and the link
+    before that its way out, so links are loaded alike if every host is the end of one, or every second. Half as many
+    are half the slots, one a host and stripe, but every second host begins and ends a piece later. It is 1 if a tree
+    is as fast."""
+    if count < 3:
+        return 1
+    costs = Costs(settings)
+    steps = 2 * (count - 1)
+    granule = choose_granule(size, 1, bandwidth, settings)
+
+    def duration(stripes: int) -> float:
+        piece = min(granule, size // stripes)
+        late = 0.0 if stripes == count else 2 * piece / bandwidth
+        along_the_ring = max(steps * hop_delay(piece, bandwidth, costs), steps / count * size / bandwidth)
+        return along_the_ring + late + stripes * count * settings.slot_cost
+
+    stripes = min([count] if count % 2 else [count, count // 2], key=duration)
+    _, combining = _best_tree(size, count, bandwidth, costs)
+    # Cards that take in terms take in the target too, and so combining takes a transfer longer than by itself.
+    tree = combining + size / bandwidth + _spreading(size, count - 1, bandwidth, costs) + count * settings.slot_cost
+    return stripes if duration(stripes) < tree else 1
+
+
+def _best_tree(size: int, count: int, bandwidth: float, costs: Costs) -> tuple[int, float]:
+    """The degree of the tree in which so many sources are combined soonest, and the time that it takes."""
     granule = choose_granule(size, count, bandwidth, costs.settings)
 
     def duration(degree: int) -> float:
@@ -59,22 +88,22 @@ def choose_degree(size: int, count: int, bandwidth: float, costs: Costs) -> int:
         # Terms that come in together share the network card: a hop takes a granule of each.
         return height * hop_delay(degree * granule, bandwidth, costs) + width * (size - granule) / bandwidth
 
-    return min(range(1, max(count, 2)), key=duration)
+    degree = min(range(1, max(count, 2)), key=duration)
+    return degree, duration(degree)
 
 
-def choose_stripes(size: int, count: int, bandwidth: float, settings: Settings) -> int:
-    """Into how many stripes a target is laid that the hosts of all its sources get, along a ring of them: that spares
-    every link 1/count of its load. A stripe spares one link its way in, and the link before that its way out, so links
-    are loaded alike if every host is the end of one, or every second. Half as many are half the slots, one a host and
-    stripe, but every second host begins and ends a granule later. It is 1 if that would cost more than it spares."""
-
-    def costs(stripes: int) -> float:
-        late = 0.0 if stripes == count else 2 * choose_granule(size, 1, bandwidth, settings) / bandwidth
-        return stripes * count * settings.slot_cost + late
-
-    stripes = min([count] if count % 2 else [count, count // 2], key=costs)
-    pays = 2 * size / count / bandwidth >= costs(stripes)
-    return stripes if pays and 2 < count <= _MOST_STRIPED and size > count * _LEAST_STRIPE else 1
+def _spreading(size: int, receivers: int, bandwidth: float, costs: Costs) -> float:
+    """How long after its root the last of the receivers has an object: each that gets it feeds one that is a hop behind
+    it, and then others, one after the other."""
+    hop = hop_delay(choose_granule(size, receivers, bandwidth, costs.settings), bandwidth, costs)
+    one_by_one = costs.latency + size / bandwidth
+    soonest = [hop]
+    at = 0.0
+    for _ in range(receivers):
+        at = heapq.heappop(soonest)
+        heapq.heappush(soonest, at + hop)
+        heapq.heappush(soonest, at + one_by_one)
+    return at
 
 
 def _tree_of(count: int, degree: int) -> tuple[int, int]:

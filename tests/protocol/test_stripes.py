@@ -122,16 +122,24 @@ def test_stripes_fill_the_object_and_split_no_element(size: int, count: int) -> 
     assert len(pieces) <= count
 
 
-def test_few_sources_make_stripes_and_many_do_not() -> None:
-    counts = (1, 2, 3, 8, 16, 17, 64)
-    assert [choose_stripes(LARGE, count, 125e6, Settings()) for count in counts] == [1, 1, 3, 8, 16, 1, 1]
-    assert choose_stripes(1000, 8, 125e6, Settings()) == 1
+@pytest.mark.parametrize(
+    ("size", "counts", "stripes"),
+    [
+        (LARGE, (1, 2, 3, 8, 16, 17, 64), [1, 1, 3, 8, 16, 17, 64]),
+        (1 << 20, (8, 16, 32, 64), [8, 16, 32, 1]),  # along a ring of 64, hops take longer than a tree's bytes
+        (1 << 16, (3, 8, 16, 64), [3, 8, 1, 1]),
+        (1000, (3, 8, 64), [1, 1, 1]),
+    ],
+)
+def test_the_ring_must_be_faster_than_a_tree(size: int, counts: tuple[int, ...], stripes: list[int]) -> None:
+    assert [choose_stripes(size, count, 125e6, Settings()) for count in counts] == stripes
 
 
 def test_stripes_must_spare_more_than_their_slots_cost() -> None:
     costly = Settings(slot_cost=1e-3)
-    assert [choose_stripes(size << 20, 8, 125e6, costly) for size in (1, 8, 16, 20, 64)] == [1, 1, 1, 4, 4]
+    assert [choose_stripes(size << 20, 8, 125e6, costly) for size in (1, 4, 8, 12, 16, 64)] == [1, 1, 1, 4, 4, 4]
     assert choose_stripes(64 << 20, 8, 1.25e9, costly) == 1
+    assert choose_stripes(64 << 20, 64, 125e6, costly) == 1
 
 
 # --- laying -----------------------------------------------------------------------------------------------------
