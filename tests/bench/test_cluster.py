@@ -45,6 +45,13 @@ try:
 except TimeoutError:
     print("silence")
 """
+# Takes one connection and tells its congestion control.
+GREETER = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 7603))
+print("ready", flush=True)
+print(server.accept()[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 5).decode())
+"""
 # A program that keeps a cluster with all kinds of processes until it is ended.
 PROGRAM = """
 import sys, time
@@ -126,6 +133,15 @@ def test_eight_hosts_are_up_in_two_seconds_and_leave_the_system_as_it_was() -> N
         trace = Trace(cluster.name, cluster.keeper_pid)
     assert trace.is_gone()
     assert links_here() == before
+
+
+def test_connections_are_those_of_a_debian_host_whatever_this_machine_prefers(pair: Cluster) -> None:
+    first, second = pair.hosts
+    server = first.popen([sys.executable, "-c", GREETER, first.address], stdout=subprocess.PIPE, text=True)
+    assert server.stdout.readline() == "ready\n"
+    ask = f"import socket; print(socket.create_connection(({first.address!r}, 7603)).getsockopt(6, 13, 5).decode())"
+    assert second.run([sys.executable, "-c", ask]).stdout == "cubic\n"
+    assert server.communicate(timeout=20)[0] == "cubic\n"
 
 
 def test_clusters_do_not_see_each_other() -> None:
