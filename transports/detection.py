@@ -1,8 +1,8 @@
 """What this machine has for links: RDMA devices as the kernel shows them, and the UCX that this process really loads.
 
 Two different questions, and RDMA needs a yes to both: a card with an active port, and a UCX that was built for it. The
-kernel is asked through sysfs (under a root that tests give), UCX through the library in this process, since its own
-`ucx_info` may load another one than Python does.
+kernel is asked through /sys and /proc (under a root that tests give), UCX through the library in this process, since
+its own `ucx_info` may load another one than Python does.
 
 Tried on made-up sysfs trees and on machines without RDMA; never on a machine with it.
 """
@@ -24,6 +24,7 @@ VERBS_REMEDY = (
 )
 
 _CLASS = Path("sys/class/infiniband")
+_CONGESTION_CONTROL = Path("proc/sys/net/ipv4/tcp_congestion_control")
 _RDMA_TLS = frozenset({"rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5", "srd"})
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
@@ -85,6 +86,8 @@ class Machine:
     open_files: int
     locked_memory: int
     """Limits of this process: descriptors, and bytes it may lock; -1 is no limit."""
+    congestion_control: str = ""
+    """Of TCP, unless a route has another; empty if the kernel does not tell."""
 
     @property
     def active_ports(self) -> list[str]:
@@ -122,13 +125,20 @@ class Machine:
             )
         if 0 <= self.open_files < 4096:
             found.append((f"only {self.open_files} descriptors may be open", "raise it: `ulimit -n 65536`"))
+        if self.congestion_control.startswith("bbr"):
+            what = "TCP uses BBR, with which a connection all but stops for 0.2 s every 10 s"
+            found.append((what, "within a cluster use another: `sysctl -w net.ipv4.tcp_congestion_control=cubic`"))
         return found
 
 
 def detect(root: Path = Path("/")) -> Machine:
     """Look at everything. Loads UCX into this process if it is installed."""
     return Machine(
-        tuple(rdma_devices(root)), ucx_build(), _limit(resource.RLIMIT_NOFILE), _limit(resource.RLIMIT_MEMLOCK)
+        tuple(rdma_devices(root)),
+        ucx_build(),
+        _limit(resource.RLIMIT_NOFILE),
+        _limit(resource.RLIMIT_MEMLOCK),
+        _read(root / _CONGESTION_CONTROL),
     )
 
 

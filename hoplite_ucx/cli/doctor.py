@@ -17,11 +17,12 @@ from hoplite_ucx.transports.selection import Selection
 
 def doctor(
     root: Annotated[
-        Path, typer.Option(help="Where /sys is looked for; another than / is for tests and for what a host sent.")
+        Path,
+        typer.Option(help="Where /sys and /proc are looked for; another than / is for tests and for what a host sent."),
     ] = Path("/"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Look at this machine's UCX, RDMA devices and limits. Exit code 1 if the configuration cannot be kept."""
+    """Look at this machine's UCX, RDMA devices, TCP and limits. Exit code 1 if the configuration cannot be kept."""
     machine = detect(root)
     problems = [{"problem": problem, "remedy": remedy} for problem, remedy in machine.problems()]
     refused = None

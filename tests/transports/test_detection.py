@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hoplite_ucx.transports.detection import Machine, UcxBuild, rdma_devices, ucx_build
+from hoplite_ucx.transports.detection import Machine, UcxBuild, detect, rdma_devices, ucx_build
 
 NO_UCX = UcxBuild(failure="no UCX")
 WHEEL = UcxBuild(version="1.22.0", transports=("posix", "self", "tcp"))
@@ -133,3 +133,13 @@ def test_the_ucx_of_this_process() -> None:
     assert {"tcp", "posix"} <= set(build.transports)
     assert "tcp/lo" in build.devices
     assert Path(build.path).name.startswith("libucp.so")
+
+
+@pytest.mark.parametrize(("name", "told"), [("bbr", True), ("bbr2", True), ("cubic", False), ("dctcp", False)])
+def test_a_congestion_control_that_stops_links_is_told(tmp_path: Path, name: str, told: bool) -> None:
+    setting = tmp_path / "proc/sys/net/ipv4/tcp_congestion_control"
+    setting.parent.mkdir(parents=True)
+    setting.write_text(f"{name}\n")
+    machine = detect(tmp_path)
+    assert machine.congestion_control == name
+    assert any("BBR" in problem and "cubic" in remedy for problem, remedy in machine.problems()) is told
