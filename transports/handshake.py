@@ -35,7 +35,17 @@ from hoplite_ucx.transports.errors import (
 if TYPE_CHECKING:
     from hoplite_ucx.transports.tls import Tls
 
-__all__ = ["HANDSHAKE_SECONDS", "PROTOCOL_VERSION", "Identity", "Kind", "Peer", "client", "run_blocking", "server"]
+__all__ = [
+    "HANDSHAKE_SECONDS",
+    "PROTOCOL_VERSION",
+    "Identity",
+    "Kind",
+    "Peer",
+    "client",
+    "knock",
+    "run_blocking",
+    "server",
+]
 
 PROTOCOL_VERSION = 2
 HANDSHAKE_SECONDS = 2.0
@@ -161,6 +171,14 @@ def server(me: Identity, kinds: Collection[Kind], address: str) -> Steps:
     proof = _proof(me, b"server", their_hello, hello, their_claims, claims)
     yield bytes([_Status.WELCOME]) + _PROVEN.pack(proof, len(claims)) + claims
     return peer
+
+
+def knock(address: str) -> Generator[bytes | int, bytes, None]:
+    """The beginning of a client's side, until the process there has spoken. For one that is stopped, or dying, its
+    kernel takes the connection, and says no hello."""
+    yield _HELLO.pack(_MAGIC, PROTOCOL_VERSION, bytes(_NONCE))
+    if not (yield _HELLO.size).startswith(_MAGIC):
+        raise _not_ours(address)
 
 
 def run_blocking(steps: Steps, sock: socket.socket, address: str, seconds: float = HANDSHAKE_SECONDS) -> Peer:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from struct import Struct
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from hoplite_ucx.transports.addresses import check_token, connect_failure, parse_address, socket_address, tune
 from hoplite_ucx.transports.descriptors import lifted
@@ -34,9 +34,9 @@ from hoplite_ucx.transports.handshake import (
     Identity,
     Kind,
     Peer,
-    Steps,
     client,
     closed_early,
+    knock,
     server,
     too_slow,
 )
@@ -62,6 +62,8 @@ SLOW_SECONDS = 1.0
 _LENGTH = Struct("<I")
 # Larger frames are handed to the transport as they are instead of copied behind their length.
 _COPY_LIMIT = 64 << 10
+
+_T = TypeVar("_T")
 
 
 def _ignore_frame(frame: bytes) -> None:
@@ -296,13 +298,14 @@ class _SayWelcome(asyncio.Protocol):
 
 
 async def probe(address: str, seconds: float = CONNECT_SECONDS) -> bool | None:
-    """Does anybody listen there? True if the port takes a connection, False if it refuses, None without an answer."""
+    """Does a process of ours live there? True if it answers, False if its port refuses, None without an answer."""
     try:
         async with asyncio.timeout(seconds):
-            (await _dial(address)).close()
+            with await _dial(address) as sock:
+                await _run(knock(address), sock, address, seconds)
     except ConnectionRefusedError:
         return False
-    except OSError:
+    except (OSError, TransportError):
         return None
     return True
 
@@ -458,7 +461,9 @@ class Listener:
             self._on_refused(error)
 
 
-async def _run(steps: Steps, sock: socket.socket, address: str, seconds: float = HANDSHAKE_SECONDS) -> Peer:
+async def _run(
+    steps: Generator[bytes | int, bytes, _T], sock: socket.socket, address: str, seconds: float = HANDSHAKE_SECONDS
+) -> _T:
     """Drive a handshake on a socket that does not block."""
     loop = asyncio.get_running_loop()
     answer: bytes | None = None
@@ -476,8 +481,8 @@ async def _run(steps: Steps, sock: socket.socket, address: str, seconds: float =
                             raise closed_early(address)
                         answer += piece
     except StopIteration as done:
-        peer: Peer = done.value
-        return peer
+        outcome: _T = done.value
+        return outcome
     except TimeoutError:
         raise too_slow(address, seconds) from None
     except OSError as error:

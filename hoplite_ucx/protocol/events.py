@@ -36,7 +36,7 @@ class SessionLost(_Local, frozen=True):
 
 
 class Probed(_Local, frozen=True):
-    """The answer to `Probe`: the node's port took the connection, refused it, or (None) did not answer."""
+    """The answer to `Probe`: the node itself answered at its port, the port refused, or (None) neither."""
 
     node: NodeId
     accepted: bool | None

@@ -123,7 +123,7 @@ class VirtualDirectory:
             endpoint.close(reset=False)
 
     def _probe(self, effect: Probe) -> None:
-        """Knock at a port: a living process's kernel accepts, a dead process's refuses, a dead host says nothing."""
+        """Knock at a port: a process answers, a dead one's kernel refuses, a stopped one or a dead host is silent."""
         node = self._cluster.node_at(effect.address)
         there_and_back = 2 * self._cluster.network.latency(HOST, node.host)
         reachable = self._cluster.reachable(HOST, node.host) and self._cluster.reachable(node.host, HOST)
@@ -133,7 +133,7 @@ class VirtualDirectory:
             if self.machine is asker:
                 self.dispatch(Probed(effect.node, accepted))
 
-        if reachable:
+        if reachable and not (node.alive and node.stopped):
             self._clock.after(there_and_back, lambda: answer(node.alive))
         else:
             self._clock.after(_PROBE_TIMEOUT, answer, None)

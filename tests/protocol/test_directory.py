@@ -337,7 +337,7 @@ def test_a_broken_stream_makes_the_sender_suspect_and_its_port_is_asked() -> Non
     d.tell("C", broken(places[1], MIB))
     assert [e for e in d.effects if isinstance(e, Probe)] == [Probe(d["B"], f"address{d['B']}")]
     assert not d.directory.members[d["B"]].usable()
-    d.handle(Probed(d["B"], accepted=True))
+    d.handle(Probed(d["B"], accepted=None))
     assert not d.directory.members[d["B"]].usable(), "a port may outlive its process"
     d.tell("B", Heartbeat())
     assert d.directory.members[d["B"]].usable()
@@ -746,11 +746,21 @@ def broken_stream(fault: StreamFault = StreamFault.BROKEN) -> DirectoryDriver:
     return d
 
 
-def test_a_port_that_accepts_does_not_clear_who_broke_a_stream() -> None:
+def test_who_answers_at_its_port_is_asked_to_send_again() -> None:
+    """The link alone has broken. The next heartbeat of the sender is not waited for."""
+    d = broken_stream()
+    d.handle(Probed(d["A"], accepted=True))
+    assert d.directory.members[d["A"]].usable()
+    d.now += 0.05  # for so long it is shunned
+    d.handle(Tick())
+    assert [place.sender for place in d.heard_all(Place, "B")] == [d["A"]]
+
+
+def test_silence_at_its_port_does_not_clear_who_broke_a_stream() -> None:
     """A process that was killed lets go of its port late: it is asked again, until it refuses."""
     d = broken_stream()
     for _ in range(3):
-        d.handle(Probed(d["A"], accepted=True))
+        d.handle(Probed(d["A"], accepted=None))
         assert d.directory.members[d["A"]].suspect
         assert d.heard_all(Place, "B") == []
         d.now += 0.03
@@ -762,7 +772,7 @@ def test_a_port_that_accepts_does_not_clear_who_broke_a_stream() -> None:
 
 def test_its_own_word_clears_it() -> None:
     d = broken_stream()
-    d.handle(Probed(d["A"], accepted=True))
+    d.handle(Probed(d["A"], accepted=None))
     d.pass_time(0.1, beating=("A", "B"))
     assert not d.directory.members[d["A"]].suspect
     assert [place.sender for place in d.heard_all(Place, "B")] == [d["A"]]
@@ -772,7 +782,7 @@ def test_its_own_word_clears_it() -> None:
 
 def test_it_is_not_asked_for_ever() -> None:
     d = broken_stream()
-    d.handle(Probed(d["A"], accepted=True))
+    d.handle(Probed(d["A"], accepted=None))
     probes = 0
     for _ in range(100):
         d.now += 0.03
@@ -780,13 +790,13 @@ def test_it_is_not_asked_for_ever() -> None:
         for effect in d.handle(Tick()):
             if isinstance(effect, Probe):
                 probes += 1
-                d.handle(Probed(effect.node, accepted=True))
+                d.handle(Probed(effect.node, accepted=None))
     assert 10 < probes < 60
     assert d.directory.members.get(d["A"]) is None, "its lease has run out"
     assert ("probe", d["A"]) not in d.directory.timers()
 
 
-def test_a_port_that_accepts_clears_who_was_slow() -> None:
+def test_an_answer_at_its_port_clears_who_was_slow() -> None:
     d = broken_stream(StreamFault.STALLED)
     d.handle(Probed(d["A"], accepted=True))
     assert not d.directory.members[d["A"]].suspect

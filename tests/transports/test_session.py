@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -211,11 +211,39 @@ def test_who_is_refused_is_told_why(run: Callable[..., None]) -> None:
     run(work())
 
 
+def test_who_is_there_answers(run: Callable[..., None]) -> None:
+    async def work() -> None:
+        async with serving() as server:
+            assert await probe(server.address) is True
+
+    run(work())
+
+
+def answer_like_a_stranger(sock: socket.socket) -> None:
+    for _ in range(2):  # the first is gone already
+        with suppress(OSError), sock.accept()[0] as connection:
+            connection.sendall(bytes(64))
+            connection.recv(64)
+
+
+def test_a_port_alone_is_no_answer(run: Callable[..., None]) -> None:
+    """The kernel takes connections for a process that is stopped, or dying; so may a stranger."""
+
+    async def work() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            address = socket_address(sock.getsockname())
+            assert await probe(address, 0.1) is None
+            stranger = asyncio.get_running_loop().run_in_executor(None, answer_like_a_stranger, sock)
+            assert await probe(address) is None
+            await stranger
+
+    run(work())
+
+
 def test_nobody_there(run: Callable[..., None]) -> None:
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             address = socket_address(sock.getsockname())
-            assert await probe(address) is True
         assert await probe(address) is False
         with pytest.raises(RefusedError, match=address):
             await connect(address, Identity(2, TOKEN), Kind.PEER, End().made)

@@ -5,8 +5,9 @@ nodes are not asked to send, but nothing is taken from them. It is dead when its
 lease has run out, or another node has joined from its address. The dead are fenced: nothing they say counts any more,
 until they come back under a new name.
 
-A process that was killed takes a while to let go of its port, which accepts connections meanwhile. So if a stream of a
-node has broken, only its own word clears it, and its port is asked again and again until then.
+Only a node's own word clears it: a message, or an answer at its port. That takes a round trip where a link alone broke.
+A process that was killed says nothing, and takes a while to let go of its port: if a stream of a node has broken, the
+port is asked again and again.
 """
 
 from collections import OrderedDict
@@ -108,7 +109,7 @@ class Members:
             self._world.emit(Probe(member.node, member.address))
 
     def ask_again(self, node: NodeId) -> None:
-        """Its port accepted a connection, and it has not said a word since a stream of it broke."""
+        """It has not said a word since a stream of it broke."""
         member = self._members.get(node)
         if member is not None and member.suspect:
             self.suspect(member)
@@ -123,12 +124,11 @@ class Members:
         if accepted is False:
             return True
         suspicion = self._world.settings.suspicion
-        if member.broke is not None and member.heard <= member.broke:
-            if now - member.broke < suspicion:  # after that it is silent, and asked for that
-                self._world.timers.set(("probe", member.node), now + _ASK_AGAIN)
-        elif accepted and member.connected and now - member.heard < suspicion:
+        if accepted and member.connected and now - member.heard < suspicion:
             member.suspect = False
             self._world.supply_changed()
+        elif member.broke is not None and now - member.broke < suspicion:  # after that it is silent, and asked for that
+            self._world.timers.set(("probe", member.node), now + _ASK_AGAIN)
         return False
 
     def sweep(self, now: float, late: float) -> list[Member]:
