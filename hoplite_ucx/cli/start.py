@@ -39,6 +39,8 @@ def start(
     """Run this host's part of a cluster until ctrl-C. The token comes from HOPLITE_TOKEN or HOPLITE_TOKEN_FILE."""
     if head == (address is not None):
         raise typer.BadParameter("give either --head or --address", param_hint="--head")
+    if memory == 0:
+        raise typer.BadParameter("a store without memory holds nothing", param_hint="--memory")
     try:
         plan = ServicePlan(
             token=read_token(), memory=memory or default_memory(), address=address, host=host, port=port, rate=rate

@@ -60,7 +60,7 @@ def directory_status(address: str, token: bytes) -> dict[str, Any]:
         detail = f"the directory did not answer within {_SECONDS:g} s"
         raise Failure(FailureKind.CLOSED, detail, "look whether it is overloaded", None, address).exception() from None
     except ValueError as error:
-        raise Failure(FailureKind.INVALID, str(error), "write host:port, such as head:7777").exception() from error
+        raise Failure(FailureKind.INVALID, str(error), "correct the address").exception() from error
 
 
 async def _ask(address: str, token: bytes) -> dict[str, Any]:

@@ -130,6 +130,8 @@ def test_a_service_that_is_killed_leaves_nothing() -> None:
         (["start", "--address", "127.0.0.1:1"], "nobody listens there (127.0.0.1:1)"),
         (["start", "--address", "nonsense"], "no address"),
         (["start", "--head", "--memory", "much"], "--memory"),
+        (["start", "--head", "--memory", "0"], "--memory"),
+        (["doctor", "--root", "/nowhere"], "does not exist"),
         (["status", "--address", "127.0.0.1:1"], "nobody listens there"),
         (["status", "--address", "nonsense"], "no address"),
     ],
@@ -203,7 +205,7 @@ def test_what_a_program_left_can_be_deleted() -> None:
         shown = run("status", **where)
         assert large in shown.stdout
         by_name = run("delete", small, **where)
-        assert by_name.stdout == "deleted 1 objects\n", by_name.stderr
+        assert by_name.stdout == "deleted 1 refs\n", by_name.stderr
         assert run("delete", "--idle", "3600s", **where).stdout == "deleted 0 objects\n"
         assert run("delete", "--idle", "0s", **where).stdout == "deleted 1 objects\n"
         _, agents = status(report["address"])
