@@ -1,5 +1,5 @@
-"""Device memory: buffers on GPUs, staging through pinned host memory, reduction kernels and the machine's topology.
+"""The place for device memory: buffers on GPUs, staging, reduction kernels, the machine's topology. It is empty: arrays
+on GPUs travel as pickles.
 
-It knows nothing of transports. It imports on a machine without a GPU and says so there; any other CUDA error is
-an error.
+What comes here knows nothing of transports, and imports on a machine without a GPU and says so there.
 """

@@ -8,7 +8,8 @@ on in the background until it is done or its `timeout` is over. A program that e
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from hoplite_ucx.runtime import api, calls, current, looped, scopes, values
 from hoplite_ucx.runtime.api import DEFAULT_TIMEOUT, new_ref
 from hoplite_ucx.runtime.background import DaemonPool
 from hoplite_ucx.runtime.checks import check_out, check_outs, check_timeout, list_of_refs, optional_ref
+from hoplite_ucx.runtime.client import GRACE
+from hoplite_ucx.runtime.connection import late
 from hoplite_ucx.runtime.layout import Array
 from hoplite_ucx.runtime.looped import Got, LoopCalls, in_thread
 from hoplite_ucx.runtime.refs import ObjectRef
@@ -63,9 +66,25 @@ async def put(value: object, *, ref: ObjectRef | None = None, timeout: float | N
         here.client.reader.is_near(name.binary)
         await here.carry_out(calls.put_small(name.binary, encoded, seconds, fresh=ref is None))
     else:
-        put_large = partial(here.client.put, name.binary, encoded, seconds, fresh=ref is None)
-        await asyncio.wrap_future(_large_puts.submit(put_large))
+        await _put_large(partial(here.client.put, name.binary, encoded, fresh=ref is None), seconds)
     return note_made(name)
+
+
+async def _put_large(put_within: Callable[[float | None], object], seconds: float | None) -> None:
+    """On a thread, once there is one: the caller's time runs meanwhile."""
+    ends = None if seconds is None else time.monotonic() + seconds
+
+    def put_in_time() -> None:
+        put_within(None if ends is None else max(0.0, ends - time.monotonic()))
+
+    putting = asyncio.wrap_future(_large_puts.submit(put_in_time))
+    try:
+        await asyncio.wait([putting], timeout=None if seconds is None else seconds + 2 * GRACE)
+    finally:
+        putting.cancel()  # harmless if it is done
+    if putting.cancelled():
+        raise late()
+    putting.result()
 
 
 async def get(

@@ -132,12 +132,7 @@ class SelectingTransport(Transport):
         with self._lock:
             self._refused.discard(sender)
             self._attempts[stream.key] = _Attempt()
-        try:
-            ucx.receive(sender, address, stream, _Kept(filled), closed)
-        except ValueError:
-            with self._lock:
-                self._attempts.pop(stream.key, None)
-            raise
+        ucx.receive(sender, address, stream, _Kept(filled), closed)
 
     def prepare(self, sender: int, address: str) -> None:
         """Open the link to a sender before there is a stream, over the transport that a stream would get."""
@@ -192,12 +187,7 @@ class SelectingTransport(Transport):
             self._offers[stream.key] = offer
             # TCP waits for a receiver that has not connected yet, and gives up when none comes.
             transports = list(self._connected.get(receiver, [])) or [self._tcp]
-        try:
-            offer.make(*transports)
-        except ValueError:
-            with self._lock:
-                self._offers.pop(stream.key, None)
-            raise
+        offer.make(*transports)
 
     def cancel_serve(self, key: StreamKey) -> None:
         with self._lock:
@@ -305,12 +295,7 @@ class _Offer:
             self.holders.update(new)
         for transport in new:
             seen, closed = _Watched(self, transport), partial(self._closed, transport)
-            try:
-                transport.serve(self.receiver, self.stream, seen, closed, priority=self.priority, rank=self.rank)
-            except ValueError:
-                with self.lock:
-                    self.holders.discard(transport)
-                raise
+            transport.serve(self.receiver, self.stream, seen, closed, priority=self.priority, rank=self.rank)
             if self.cancelled or self.taken not in (None, transport):
                 transport.cancel_serve(self.stream.key)  # whoever did that may not have found it there yet
 

@@ -270,9 +270,9 @@ def _has_tool(python: str, tool: str) -> bool:
 def running(name: str, cluster: Cluster, cells: Sequence[Cell]) -> Iterator[LineProcess]:
     """The leader of a peer that does these cells. Nothing else may run in the cluster's hosts: all of it is ended."""
     inodes = {os.stat(host.namespace).st_ino for host in cluster.hosts}
-    folder = Path(tempfile.mkdtemp(prefix="hoplite-peer-"))
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        made = tempfile.TemporaryDirectory(prefix="hoplite-peer-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(made))
         try:
             stage = _Stage(cluster.hosts, cells, folder, python_of_peers(), stack)
             stage.prepare()

@@ -14,6 +14,7 @@ from hoplite_ucx.cli.chaos import chaos
 from hoplite_ucx.cli.delete import delete
 from hoplite_ucx.cli.demo import demo
 from hoplite_ucx.cli.doctor import doctor
+from hoplite_ucx.cli.ending import end_as_after_ctrl_c
 from hoplite_ucx.cli.links import links
 from hoplite_ucx.cli.start import start
 from hoplite_ucx.cli.status import status
@@ -52,4 +53,5 @@ def _hoplite(
 
 def main() -> None:
     """Entry point of the `hoplite` console script."""
+    end_as_after_ctrl_c()
     app()

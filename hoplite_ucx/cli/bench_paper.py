@@ -22,6 +22,7 @@ from hoplite_ucx.bench.paper.report import write_report
 from hoplite_ucx.bench.paper.running import run_parts
 from hoplite_ucx.bench.peers.launching import PEERS, why_missing
 from hoplite_ucx.bench.plotting import load_pyplot
+from hoplite_ucx.cli.ending import INTERRUPTED
 from hoplite_ucx.cli.measures import refusals
 
 RECORDS, REPORT = "records.jsonl", "report.html"
@@ -74,7 +75,7 @@ def paper(
     typer.echo(str(output / REPORT))
     if interrupted:
         typer.echo("interrupted: the report has what there is, and the same command goes on from it", err=True)
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
     if problems:
         raise typer.Exit(1)
 

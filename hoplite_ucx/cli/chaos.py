@@ -23,8 +23,9 @@ from hoplite_ucx.simulate.chaos import Outcome, run_seed
 from hoplite_ucx.simulate.cluster import VirtualCluster
 from hoplite_ucx.simulate.mutants import MUTANTS
 
-# Seeds handed to a worker at a time: enough to hide the hand-over, few enough for a smooth progress bar.
-_BATCH = 25
+# Seeds handed to a worker at a time: enough to hide the hand-over, few enough for a smooth progress bar, and for a
+# ctrl-C that need not wait long for those under way.
+_BATCH = 5
 _STORIES_SHOWN = 3
 
 

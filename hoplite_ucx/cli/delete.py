@@ -36,18 +36,15 @@ def delete(
     try:
         hoplite.init(address)
         try:
-            count = _delete_idle(idle) if idle is not None else _delete(named)
+            count = _delete_idle(idle) if idle is not None else 0
+            hoplite.delete(named)
         finally:
             hoplite.shutdown()
     except HopliteError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(f"deleted {count} objects")
-
-
-def _delete(refs: list[hoplite.ObjectRef]) -> int:
-    hoplite.delete(refs)
-    return len(refs)
+    # Nobody knows whether a ref that is named here had an object somewhere.
+    typer.echo(f"deleted {count} objects" if idle is not None else f"deleted {len(named)} refs")
 
 
 def _delete_idle(seconds: float) -> int:
@@ -62,7 +59,7 @@ def _delete_idle(seconds: float) -> int:
         - seen
     ):
         seen |= found
-        _delete([_ref(text) for text in found])
+        hoplite.delete([_ref(text) for text in found])
     return len(seen)
 
 

@@ -16,6 +16,7 @@ from hoplite_ucx.bench.demo.acts import Act, Broadcast, Reduce
 from hoplite_ucx.bench.demo.hosts import DemoError, Hosts
 from hoplite_ucx.bench.demo.screen import Screen
 from hoplite_ucx.bench.timing import PAYLOAD
+from hoplite_ucx.cli.ending import INTERRUPTED
 from hoplite_ucx.cli.quantities import (
     bandwidth_option,
     format_bandwidth,
@@ -30,7 +31,6 @@ _SIZE: int = "64MiB"  # type: ignore[assignment]
 _RATE: float = "1gbit"  # type: ignore[assignment]
 _SMALLEST = 1 << 20
 _FEWEST, _MOST = 3, 32
-_INTERRUPTED = 130
 
 
 def demo(
@@ -43,8 +43,6 @@ def demo(
     """A broadcast and a reduce between real processes on emulated hosts, each with a host killed on the way."""
     if size < _SMALLEST or size % 4:
         raise typer.BadParameter(f"at least 1MiB, in whole float32s, not {format_size(size)}", param_hint="--size")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     console = Console(highlight=False)
     screen = Screen(console, _time, quiet=as_json)
     began = time.monotonic()
@@ -58,7 +56,7 @@ def demo(
                     signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
         screen.say("interrupted; everything is taken down")
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     except (DemoError, ClusterError, HopliteError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
@@ -69,10 +67,6 @@ def demo(
         _summary(screen, acts, seconds)
     if any(act.problems for act in acts):
         raise typer.Exit(1)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _play(there: Hosts, screen: Screen, *, kill: bool) -> list[Act]:

@@ -18,7 +18,11 @@ from hoplite_ucx.transports.selection import Selection
 def doctor(
     root: Annotated[
         Path,
-        typer.Option(help="Where /sys and /proc are looked for; another than / is for tests and for what a host sent."),
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Where /sys and /proc are looked for; another than / is for tests and for what a host sent.",
+        ),
     ] = Path("/"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:

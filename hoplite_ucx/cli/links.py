@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hoplite_ucx.cli.quantities import format_size
+from hoplite_ucx.cli.status import show_absent
 from hoplite_ucx.runtime.inspection import local_agents
 
 
@@ -17,13 +18,13 @@ def links(
     """Show how this host's agents are linked to others."""
     agents = local_agents()
     if as_json:
-        found = [{"agent": agent["agent"], "address": agent["address"], "links": agent["links"]} for agent in agents]
-        typer.echo(json.dumps({"agents": found}))
+        shown = ("agent", "address", "links")
+        found = [{name: agent[name] for name in shown} for agent in agents.status]
+        typer.echo(json.dumps({"agents": found, "silent": agents.silent}))
         return
     console = Console()
-    if not agents:
-        console.print("no agent of this user runs on this host; `hoplite start` starts one")
-    for agent in agents:
+    show_absent(console, agents)
+    for agent in agents.status:
         _show(console, agent)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from typing import Annotated
 
 import typer
@@ -40,8 +39,8 @@ def start(
     """Run this host's part of a cluster until ctrl-C. The token comes from HOPLITE_TOKEN or HOPLITE_TOKEN_FILE."""
     if head == (address is not None):
         raise typer.BadParameter("give either --head or --address", param_hint="--head")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    if memory == 0:
+        raise typer.BadParameter("a store without memory holds nothing", param_hint="--memory")
     try:
         plan = ServicePlan(
             token=read_token(), memory=memory or default_memory(), address=address, host=host, port=port, rate=rate
@@ -64,10 +63,6 @@ def start(
         raise typer.Exit(1) from None
     finally:
         service.stop()
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _several(others: list[str]) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from hoplite_ucx.cli.quantities import format_duration, format_size
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.cluster import ADDRESS, read_token
-from hoplite_ucx.runtime.inspection import directory_status, local_agents
+from hoplite_ucx.runtime.inspection import LocalAgents, directory_status, local_agents
 
 
 def status(
@@ -31,20 +31,27 @@ def status(
         raise typer.Exit(1) from None
     agents = local_agents()
     if as_json:
-        typer.echo(json.dumps({"cluster": cluster, "agents": agents}))
+        typer.echo(json.dumps({"cluster": cluster, "agents": agents.status, "silent": agents.silent}))
     else:
         _show(Console(), cluster, agents)
-    if cluster is None and not agents:
+    if cluster is None and not agents.status:
         raise typer.Exit(1)
 
 
-def _show(console: Console, cluster: dict[str, Any] | None, agents: list[dict[str, Any]]) -> None:
+def _show(console: Console, cluster: dict[str, Any] | None, agents: LocalAgents) -> None:
     if cluster is not None:
         _show_cluster(console, cluster)
-    if not agents:
-        console.print("no agent of this user runs on this host; `hoplite start` starts one")
-    for agent in agents:
+    show_absent(console, agents)
+    for agent in agents.status:
         _show_agent(console, agent)
+
+
+def show_absent(console: Console, agents: LocalAgents) -> None:
+    """Who does not answer, or that there is nobody."""
+    for name in agents.silent:
+        console.print(f"agent {name} does not answer; look whether it is stopped, or overloaded", highlight=False)
+    if not agents.status and not agents.silent:
+        console.print("no agent of this user runs on this host; `hoplite start` starts one")
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:

@@ -22,15 +22,16 @@ from typing import Any, TypeVar
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.calls import Steps
-from hoplite_ucx.runtime.connection import START_AGAIN, Connection
+from hoplite_ucx.runtime.connection import START_AGAIN, Connection, over
 from hoplite_ucx.runtime.kernels import Bytes
 from hoplite_ucx.runtime.reader import Reader
 from hoplite_ucx.runtime.values import Encoded
 from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.handshake import Identity
 
-GRACE = 5.0
-"""How much later than the caller's time limit the agent's word may come."""
+GRACE = 1.0
+"""How much later than the caller's time limit the agent's word may come; it keeps to the limit itself."""
+_DIRECTORY_SECONDS = 5.0
 AT_ONCE = 128
 """Gets of one call that are open at the same time: so much may wait in the agent for a client that is slow to read."""
 
@@ -78,10 +79,11 @@ class Client:
             self._poke()
             self._janitor.join(2.0)
             self.reader.close()
-        for connection in list(self._connections):
-            connection.close()
-        for connection in list(self._watched):
+        for connection in [*self._connections, *self._watched]:
             connection.end()
+        for connection in list(self._connections):
+            if not connection.in_use:  # else whoever uses it hears of the end, and closes it
+                connection.close()
         self._background.close()
         self._mine.clear()
 
@@ -89,30 +91,33 @@ class Client:
 
     def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
         """Returns whether the ref had an object already, which stays. A `fresh` ref was made for this put."""
-        connection = self._connection()
+        deadline = give_up_at(timeout)
+        connection = self._connection(deadline)
         self.reader.is_near(ref)
         call = connection.next_call()
         small = encoded.size <= self.greeting.small_limit
         data = encoded.to_bytes() if small else None
         with _Calls(connection, {call}):
-            connection.send(wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh))
+            connection.send(wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh), deadline)
             if not small:
-                memory = self._mine[self._space(connection, call, timeout)].data
+                memory = self._mine[self._space(connection, call, deadline)].data
                 for watermark in encoded.copy_into(memory):
-                    connection.send(wire.PutProgress(call, watermark))
-                connection.send(wire.PutEnd(call))
-            reply = self._reply(connection, {call}, timeout)
+                    connection.send(wire.PutProgress(call, watermark), deadline)
+                connection.send(wire.PutEnd(call), deadline)
+            reply = self._reply(connection, {call}, deadline)
         assert isinstance(reply, wire.Stored)
         return reply.existing
 
     def begin_put(self, ref: bytes, size: int, layout: bytes, timeout: float | None) -> "OpenPut":
         """Memory to fill by hand, for an object that is too large to be sent by copy."""
-        connection = self._connect(self._connections)
+        deadline = give_up_at(timeout)
+        connection = self._connect(self._connections, deadline)
+        connection.in_use = True
         self.reader.is_near(ref)
         call = connection.next_call()
         try:
-            connection.send(wire.PutRequest(call, ref, size, layout, None, timeout))
-            memory = self._mine.pop(self._space(connection, call, timeout)).data
+            connection.send(wire.PutRequest(call, ref, size, layout, None, timeout), deadline)
+            memory = self._mine.pop(self._space(connection, call, deadline)).data
         except BaseException:
             connection.close()
             raise
@@ -122,35 +127,37 @@ class Client:
         """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
         if len(refs) == 1:
             return [self.get_one(refs[0], timeout)]
-        connection = self._connection()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        ends = None if timeout is None else time.monotonic() + timeout
+        deadline = None if ends is None else ends + GRACE
+        connection = self._connection(deadline)
         found: dict[int, tuple[memoryview, bytes]] = {}
         places: dict[int, int] = {}
         pending: set[int] = set()
         with _Calls(connection, pending):
             while len(found) < len(refs):
                 while len(places) < len(refs) and len(pending) < AT_ONCE:
-                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    left = None if ends is None else max(0.0, ends - time.monotonic())
                     call = connection.next_call()
-                    connection.send(wire.GetRequest(call, refs[len(places)], left))
+                    connection.send(wire.GetRequest(call, refs[len(places)], left), deadline)
                     places[call] = len(places)
                     pending.add(call)
-                reply = self._reply(connection, pending, timeout)
+                reply = self._reply(connection, pending, deadline)
                 assert isinstance(reply, wire.Value)
                 pending.discard(reply.call)
                 found[places[reply.call]] = (self.open_value(connection, reply), reply.layout)
         return [found[index] for index in range(len(refs))]
 
     def get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
-        connection = self._connection()
         began = time.monotonic()
+        deadline = None if timeout is None else began + timeout + GRACE
+        connection = self._connection(deadline)
         if (found := self.reader.look(ref, timeout)) is not None:
             return memoryview(found.data), found.layout
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
         call = connection.next_call()
         with _Calls(connection, {call}):  # until its descriptor is taken: the next get must not find it
-            connection.send(wire.GetRequest(call, ref, left))
-            reply = self._reply(connection, {call}, left)
+            connection.send(wire.GetRequest(call, ref, left), deadline)
+            reply = self._reply(connection, {call}, deadline)
             assert isinstance(reply, wire.Value)
             memory = self.open_value(connection, reply)
         if reply.size > self.greeting.inline_limit:
@@ -175,53 +182,48 @@ class Client:
     # --- connections -------------------------------------------------------------------------------------------
 
     def _directory_at(self) -> wire.DirectoryAt:
-        reply = self._ask(wire.DirectoryRequest, GRACE)
+        reply = self._ask(wire.DirectoryRequest, _DIRECTORY_SECONDS)
         assert isinstance(reply, wire.DirectoryAt)
         return reply
 
-    def _connection(self) -> Connection:
+    def _connection(self, deadline: float | None) -> Connection:
         """This thread's connection; another one for a call in the middle of a call, as signal handlers and finalizers
         make them: the two would read each other's replies."""
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection is None or connection.broken or self._closed or self._pid != os.getpid():
-            connection = self._local.connection = self._connect(self._connections)
+            connection = self._local.connection = self._connect(self._connections, deadline)
         elif connection.in_use:
-            connection = self._connect(self._connections)
+            connection = self._connect(self._connections, deadline)
         return connection
 
     def connect_watched(self) -> Connection:
-        """A connection for an event loop, which alone reads, writes and closes it."""
-        connection = self._connect(self._watched)
+        """A connection for an event loop, which alone reads, writes and closes it, and knows who waits for it."""
+        return self._connect(self._watched)
+
+    def _connect(self, among: weakref.WeakSet[Connection], deadline: float | None = None) -> Connection:
+        self._check_open()
+        connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=self._remedy)
+        among.add(connection)
         if self._closed:  # meanwhile
             connection.end()
         return connection
 
-    def _connect(self, among: weakref.WeakSet[Connection]) -> Connection:
+    def _check_open(self) -> None:
         if self._closed:
-            raise self.over()
+            raise over()
         if self._pid != os.getpid():
             raise forked()
-        connection = Connection(self._name, self._identity, background=False, remedy=self._remedy)
-        among.add(connection)
-        return connection
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def over(self) -> HopliteError:
-        return closed("the runtime was shut down", "call init() again")
 
     def _ask(self, make: Callable[[int], wire.Request], timeout: float | None) -> wire.Reply:
-        connection = self._connection()
+        deadline = give_up_at(timeout)
+        connection = self._connection(deadline)
         call = connection.next_call()
         with _Calls(connection, {call}):
-            connection.send(make(call))
-            return self._reply(connection, {call}, timeout)
+            connection.send(make(call), deadline)
+            return self._reply(connection, {call}, deadline)
 
-    def _reply(self, connection: Connection, calls: set[int], timeout: float | None) -> wire.Reply:
+    def _reply(self, connection: Connection, calls: set[int], deadline: float | None) -> wire.Reply:
         """The next reply to one of these calls. What belongs to calls that were given up is thrown away."""
-        deadline = None if timeout is None else time.monotonic() + timeout + GRACE
         while True:
             reply = connection.receive(deadline)
             number = getattr(reply, "call", None)
@@ -242,9 +244,9 @@ class Client:
 
     # --- memory ------------------------------------------------------------------------------------------------
 
-    def _space(self, connection: Connection, call: int, timeout: float | None) -> int:
+    def _space(self, connection: Connection, call: int, deadline: float | None) -> int:
         """The number of the memory for a put's bytes."""
-        space = self._reply(connection, {call}, timeout)
+        space = self._reply(connection, {call}, deadline)
         assert isinstance(space, wire.Space)
         if not space.known:
             fd = connection.take_fd()
@@ -340,9 +342,10 @@ class OpenPut:
         self._connection.send(wire.PutProgress(self._call, watermark))
 
     def finish(self, timeout: float | None) -> bool:
+        deadline = give_up_at(timeout)
         try:
-            self._connection.send(wire.PutEnd(self._call, shared=True))
-            reply = self._client._reply(self._connection, {self._call}, timeout)
+            self._connection.send(wire.PutEnd(self._call, shared=True), deadline)
+            reply = self._client._reply(self._connection, {self._call}, deadline)
         finally:
             self._connection.close()
         assert isinstance(reply, wire.Stored)
@@ -375,7 +378,12 @@ class _Calls:
             return
         with suppress(HopliteError):
             for call in self._calls:
-                self._connection.send(wire.Cancel(call))
+                self._connection.send(wire.Cancel(call), time.monotonic() + GRACE)
+
+
+def give_up_at(timeout: float | None) -> float | None:
+    """The moment at which a call with this time limit ends, whatever the agent does."""
+    return None if timeout is None else time.monotonic() + timeout + GRACE
 
 
 def closed(detail: str, remedy: str) -> HopliteError:

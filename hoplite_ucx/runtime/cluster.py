@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.errors import Failure, FailureKind, GetTimeoutError, HopliteError
 from hoplite_ucx.protocol.settings import GIB
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.addresses import LOOPBACK_RATE
@@ -30,6 +30,7 @@ TOKEN = "HOPLITE_TOKEN"
 TOKEN_FILE = "HOPLITE_TOKEN_FILE"
 
 _FIND_SECONDS = 2.0
+_GREETING_SECONDS = 5.0
 _PATIENCE = 3.0
 """Nobody starts an embedded directory again: after this long without it, the agent ends, and calls hear of it."""
 _INIT_AGAIN = "call shutdown() and init() again; what was put before is lost with it"
@@ -127,24 +128,29 @@ def join(address: str, agent: str | None) -> Cluster:
         raise _invalid(f"no directory can be at {address!r}: {error}", "correct the address") from error
     deadline = time.monotonic() + _FIND_SECONDS
     while True:
-        found = _find(wanted, agent)
+        found, silent = _find(wanted, agent)
         if len(found) == 1:
             return Cluster(Client(found[0]))
         if len(found) > 1:
-            names = ", ".join(name.rsplit("-", 1)[-1] for name in found)
-            raise _invalid(f"several agents of {address} run here: {names}", f"name one with agent= or {AGENT}")
+            which = f"several agents of {address} run here: {_names(found)}"
+            raise _invalid(which, f"name one with agent= or {AGENT}")
         if time.monotonic() >= deadline:
-            raise _no_agent(address, agent)
+            raise _no_agent(address, agent, silent)
         time.sleep(0.05)
 
 
-def _find(wanted: str, agent: str | None) -> list[str]:
-    found = []
+def _find(wanted: str, agent: str | None) -> tuple[list[str], list[str]]:
+    """The sockets of the agents that belong to this cluster, and of those that do not say where they belong."""
+    found, silent = [], []
     for name in agents():
         if agent is not None and not name.endswith(f"-{agent}"):
             continue
         try:
-            connection = Connection(name, secrets.token_bytes(16), background=False)
+            greeted_by = time.monotonic() + _GREETING_SECONDS
+            connection = Connection(name, secrets.token_bytes(16), background=False, deadline=greeted_by)
+        except GetTimeoutError:
+            silent.append(name)
+            continue
         except HopliteError:
             continue  # it has just ended
         directory = connection.greeting.directory
@@ -154,7 +160,11 @@ def _find(wanted: str, agent: str | None) -> list[str]:
                 found.append(name)
         except (ValueError, OSError):
             continue
-    return found
+    return found, silent
+
+
+def _names(sockets: list[str]) -> str:
+    return ", ".join(name.rsplit("-", 1)[-1] for name in sockets)
 
 
 def _resolve(address: str) -> str:
@@ -162,7 +172,10 @@ def _resolve(address: str) -> str:
     return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4])
 
 
-def _no_agent(address: str, agent: str | None) -> HopliteError:
+def _no_agent(address: str, agent: str | None, silent: list[str]) -> HopliteError:
+    if silent:
+        detail = f"{_names(silent)} may be the agent of {address} here, but does not answer"
+        return Failure(FailureKind.CLOSED, detail, "look whether it is stopped, or overloaded").exception()
     which = f"no agent {agent}" if agent else "no agent"
     detail = f"{which} of the cluster at {address} runs on this host under this user"
     return Failure(FailureKind.CLOSED, detail, f"start one with `hoplite start --address {address}`").exception()

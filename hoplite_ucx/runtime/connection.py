@@ -1,10 +1,13 @@
 """A worker's connection to its agent: blocking, for one thread at a time, and never without an end.
 
-Whoever waits for a reply hears within `QUIET` whether the agent still answers, even if the call itself has no limit.
-An agent that is gone or does not answer is a `ClosedError`, and the connection is of no use after it.
+A call has a moment at which its caller gives up, whatever it waits for: to be greeted, to send, to hear the reply. An
+agent that lets it pass is late, which is a `GetTimeoutError`: it may be busy, or stopped for a while. A caller without
+such a moment hears within twice `QUIET` whether the agent still answers. One that is gone, or was asked and says
+nothing, is a `ClosedError`. The connection is of no use after any of them.
 """
 
 import os
+import select
 import socket
 import struct
 import time
@@ -16,7 +19,7 @@ from hoplite_ucx.runtime import wire
 from hoplite_ucx.transports import shm
 
 QUIET = 10.0
-_CONNECT_SECONDS = 5.0
+_LOOK_EVERY = 0.25
 _QUEUE_SECONDS = 0.25
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _FD = struct.Struct("i")
@@ -33,9 +36,18 @@ PING = 0
 
 
 class Connection:
-    def __init__(self, name: str, worker: bytes, *, background: bool, remedy: str = START_AGAIN) -> None:
+    def __init__(
+        self,
+        name: str,
+        worker: bytes,
+        *,
+        background: bool,
+        deadline: float | None = None,
+        remedy: str = START_AGAIN,
+    ) -> None:
         """The remedy is what users are told when the agent is gone."""
         self._remedy = remedy
+        self._ended = False
         try:
             self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
@@ -48,17 +60,9 @@ class Connection:
         self.in_use = False
         """A call is open, and whoever made it will read the next reply."""
         try:
-            # The kernel keeps these limits: Python's own would cost two more system calls for every message.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(1, 0))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(QUIET), 0))
-            _dial(sock, name)
-            if shm.peer_uid(sock) != os.getuid():
-                raise self._gone("another user's process answers under this agent's name")
-            self.send(wire.Hello(wire.WIRE, worker, background))
-            greeting = self.receive(time.monotonic() + _CONNECT_SECONDS)
-        except OSError as error:
-            sock.close()
-            raise self._gone(f"no agent answers: {error}") from error
+            self._reach(name)
+            self.send(wire.Hello(wire.WIRE, worker, background), deadline)
+            greeting = self.receive(deadline, asked=True)
         except BaseException:
             sock.close()
             raise
@@ -77,12 +81,10 @@ class Connection:
         self._next += 1
         return self._next
 
-    def send(self, request: wire.Request) -> None:
-        try:
-            self._sock.sendall(wire.frame(request))
-        except OSError as error:
-            self.close()
-            raise self._gone(f"the agent is gone: {error}") from error
+    def send(self, request: wire.Request, deadline: float | None = None) -> None:
+        unsent = wire.frame(request)
+        while unsent := unsent[self.send_some(unsent) :]:
+            self._await_room(deadline)
 
     def send_some(self, data: bytes | bytearray) -> int:
         """As much as goes at once."""
@@ -94,9 +96,11 @@ class Connection:
             self.close()
             raise self._gone(f"the agent is gone: {error}") from error
 
-    def receive(self, deadline: float | None) -> wire.Reply:
-        """The next reply. The agent keeps to the caller's time limit; this is about the agent itself."""
-        quiet_since = pinged = None
+    def receive(self, deadline: float | None, *, asked: bool = False) -> wire.Reply:
+        """The next reply. What has come is heard, however late, and nothing must come for two looks on end: this
+        process itself may have been stopped all the while. Who was `asked` owes an answer at once."""
+        quiet_since = None
+        pinged = time.monotonic() if asked else None
         while not self._replies:
             if self._read():
                 quiet_since = pinged = None
@@ -104,12 +108,14 @@ class Connection:
             now = time.monotonic()
             if quiet_since is None:
                 quiet_since = now
-            elif (deadline is not None and now >= deadline) or (pinged is not None and now - pinged >= QUIET):
+            elif deadline is not None and now >= deadline:
+                self.close()
+                raise late()
+            elif pinged is not None and now - pinged >= QUIET:
                 self.close()
                 raise self.silent()
-            elif pinged is None and now - quiet_since >= QUIET:
-                # Only who was asked can be silent: this process itself may have been stopped all the while.
-                self.send(wire.Ping(PING))
+            elif pinged is None and now - quiet_since >= QUIET:  # only who was asked can be silent
+                self.send(wire.Ping(PING), deadline)
                 pinged = now
         return self._replies.popleft()
 
@@ -135,7 +141,8 @@ class Connection:
             os.close(self._fds.popleft())
 
     def end(self) -> None:
-        """Whoever reads or watches it finds that it is over, and closes it."""
+        """The runtime is shut down. Whoever reads or watches it finds that it is over, and closes it."""
+        self._ended = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -143,15 +150,36 @@ class Connection:
         return self._gone("the agent does not answer")
 
     def _gone(self, detail: str) -> HopliteError:
-        return Failure(FailureKind.CLOSED, detail, self._remedy).exception()
+        return over() if self._ended else Failure(FailureKind.CLOSED, detail, self._remedy).exception()
 
     def __del__(self) -> None:
         """A thread that ends leaves its connection behind."""
         with suppress(AttributeError):
             self._sock.close()
 
+    def _reach(self, name: str) -> None:
+        try:
+            # The kernel keeps this limit: Python's own would cost two more system calls for every message.
+            limit = _TIMEVAL.pack(0, int(_LOOK_EVERY * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            _dial(self._sock, name)
+            uid = shm.peer_uid(self._sock)
+        except OSError as error:
+            raise self._gone(f"no agent answers: {error}") from error
+        if uid != os.getuid():
+            raise self._gone("another user's process answers under this agent's name")
+
+    def _await_room(self, deadline: float | None) -> None:
+        """Until the agent has taken some of what was sent."""
+        patience = QUIET if deadline is None else min(QUIET, max(0.0, deadline - time.monotonic()))
+        room = select.poll()
+        room.register(self._sock, select.POLLOUT)
+        if not room.poll(1e3 * patience):
+            self.close()
+            raise self.silent() if patience == QUIET else late()
+
     def _read(self, flags: int = 0) -> bool:
-        """Read what there is; False if nothing came for a second."""
+        """Read what there is; False if nothing came for a moment."""
         try:
             data, beside, came, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, _CLOEXEC | flags)
         except BlockingIOError:
@@ -192,6 +220,16 @@ def _dial(sock: socket.socket, name: str) -> None:
                 raise
             time.sleep(0.01)
     sock.setblocking(True)
+
+
+def late() -> HopliteError:
+    detail = "the agent of this host did not answer in time"
+    remedy = "give the call more time, or look whether the agent is overloaded or stopped"
+    return Failure(FailureKind.TIMEOUT, detail, remedy).exception()
+
+
+def over() -> HopliteError:
+    return Failure(FailureKind.CLOSED, "the runtime was shut down", "call init() again").exception()
 
 
 def _no_descriptor() -> HopliteError:

@@ -2,11 +2,13 @@
 
 import asyncio
 import secrets
-from typing import Any
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import msgspec
 
-from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.errors import Failure, FailureKind, GetTimeoutError, HopliteError
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.connection import Connection, agents
 from hoplite_ucx.runtime.directory import STATUS
@@ -18,24 +20,34 @@ from hoplite_ucx.transports.tls import open_tls
 _SECONDS = 5.0
 
 
-def local_agents() -> list[dict[str, Any]]:
-    """The status of every agent that this user runs on this host."""
-    found = []
+class LocalAgents(NamedTuple):
+    status: list[dict[str, Any]]
+    silent: list[str]
+    """Those that did not answer, by their names."""
+
+
+def local_agents() -> LocalAgents:
+    """Every agent that this user runs on this host."""
+    found = LocalAgents([], [])
     for name in agents():
-        try:
-            connection = Connection(name, secrets.token_bytes(16), background=False)
-        except HopliteError:
-            continue  # it has just ended
-        try:
-            connection.send(wire.StatusRequest(1))
-            reply = connection.receive(None)
-            if isinstance(reply, wire.Report):
-                found.append(reply.status)
-        except HopliteError:
-            continue
-        finally:
-            connection.close()
+        with suppress(HopliteError):  # it has just ended
+            try:
+                found.status.append(_status_of(name))
+            except GetTimeoutError:
+                found.silent.append(name.rsplit("-", 1)[-1])
     return found
+
+
+def _status_of(name: str) -> dict[str, Any]:
+    deadline = time.monotonic() + _SECONDS
+    connection = Connection(name, secrets.token_bytes(16), background=False, deadline=deadline)
+    try:
+        connection.send(wire.StatusRequest(1), deadline)
+        reply = connection.receive(deadline)
+    finally:
+        connection.close()
+    assert isinstance(reply, wire.Report)
+    return reply.status
 
 
 def directory_status(address: str, token: bytes) -> dict[str, Any]:
@@ -48,7 +60,7 @@ def directory_status(address: str, token: bytes) -> dict[str, Any]:
         detail = f"the directory did not answer within {_SECONDS:g} s"
         raise Failure(FailureKind.CLOSED, detail, "look whether it is overloaded", None, address).exception() from None
     except ValueError as error:
-        raise Failure(FailureKind.INVALID, str(error), "write host:port, such as head:7777").exception() from error
+        raise Failure(FailureKind.INVALID, str(error), "correct the address").exception() from error
 
 
 async def _ask(address: str, token: bytes) -> dict[str, Any]:

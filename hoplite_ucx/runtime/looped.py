@@ -3,7 +3,8 @@
 A loop watches its connections to the agent. One carries up to `AT_ONCE` open calls, so that what waits in the agent for
 a loop that is slow to read stays bounded; more calls take more connections, which are closed when they are idle. A task
 that is cancelled ends its call. As with a `Connection` of a thread, every wait has an end: an agent that does not keep
-to the caller's time limit, or says nothing at all for long, is a `ClosedError` for every call that is open there.
+to a caller's time limit is late, for that caller alone; one that was asked and says nothing is a `ClosedError` for
+every call that is open there.
 
 Nothing here is used by another thread than the loop's own.
 """
@@ -19,7 +20,7 @@ from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.background import DaemonPool
 from hoplite_ucx.runtime.calls import Question, Steps
 from hoplite_ucx.runtime.client import AT_ONCE, GRACE, Client
-from hoplite_ucx.runtime.connection import PING, QUIET, Connection
+from hoplite_ucx.runtime.connection import PING, QUIET, Connection, late
 
 R = TypeVar("R")
 Got: TypeAlias = tuple[memoryview, bytes]
@@ -28,6 +29,7 @@ _Answer: TypeAlias = tuple[wire.Reply, memoryview]
 """What the agent said, and the memory that came with it."""
 
 _NO_MEMORY = memoryview(b"")
+_MOMENT = 0.05
 _threads = DaemonPool(4, "hoplite-work")
 
 
@@ -85,14 +87,23 @@ class LoopCalls:
             session.connection.close()
 
     async def _ask(self, question: Question) -> _Answer:
+        deadline = inf if question.timeout is None else time.monotonic() + question.timeout + GRACE
         while (session := self._with_room()) is None:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())
-            try:
-                await asyncio.shield(self._opening)
-            except HopliteError as error:
-                raise error.failure.exception() from None
-        return await session.ask(question)
+            await self._opened(self._opening, deadline)
+        return await session.ask(question, deadline)
+
+    async def _opened(self, opening: "asyncio.Task[None]", deadline: float) -> None:
+        while not opening.done():
+            is_late = time.monotonic() >= deadline
+            await asyncio.wait([opening], timeout=max(_MOMENT, _until(deadline)))
+            if is_late and not opening.done():  # the loop itself may have been held up, but not twice
+                raise late()
+        try:
+            opening.result()
+        except HopliteError as error:
+            raise error.failure.exception() from None
 
     async def _open(self) -> None:
         """For everybody who waits for room: an agent that does not answer keeps all of them no longer than one."""
@@ -127,12 +138,13 @@ class _Session:
     def has_room(self) -> bool:
         return len(self._calls) < AT_ONCE
 
-    async def ask(self, question: Question) -> _Answer:
+    async def ask(self, question: Question, deadline: float) -> _Answer:
         call = self.connection.next_call()
         answer = self._calls[call] = asyncio.get_running_loop().create_future()
         try:
             self._send(question.request(call))
-            return await self._await(answer, question.timeout)
+            # It is asked just now, and has the grace whenever that is.
+            return await self._await(answer, max(deadline, time.monotonic() + GRACE))
         finally:
             del self._calls[call]
             if answer.done():
@@ -150,21 +162,22 @@ class _Session:
         loop.remove_writer(self._fd)
         self.connection.close()
 
-    async def _await(self, answer: "asyncio.Future[_Answer]", timeout: float | None) -> _Answer:
-        deadline = inf if timeout is None else time.monotonic() + timeout + GRACE
+    async def _await(self, answer: "asyncio.Future[_Answer]", deadline: float) -> _Answer:
         while not answer.done():
-            await asyncio.wait([answer], timeout=max(0.0, min(QUIET, deadline - time.monotonic())))
+            await asyncio.wait([answer], timeout=_until(deadline))
             # If the loop was held up, what came meanwhile is yet to be read.
             while not answer.done() and self._read():
                 pass
             if not answer.done():
-                self._be_patient(deadline)
+                self._be_patient()
+            if not answer.done() and time.monotonic() >= deadline:
+                raise late()
         return answer.result()
 
-    def _be_patient(self, deadline: float) -> None:
+    def _be_patient(self) -> None:
         """Nothing has come for a while: ask whether the agent is there. Only who was asked can be silent."""
         now = time.monotonic()
-        if now >= deadline or (self._pinged is not None and now - self._pinged >= QUIET):
+        if self._pinged is not None and now - self._pinged >= QUIET:
             self._fail(self.connection.silent())
         elif self._pinged is None and now - self._heard >= QUIET:
             self._pinged = now
@@ -175,7 +188,7 @@ class _Session:
         self.close()
         for answer in self._calls.values():
             if not answer.done():
-                answer.set_exception(self._client.over() if self._client.closed else error.failure.exception())
+                answer.set_exception(error.failure.exception())
 
     def _send(self, request: wire.Request) -> None:
         waits = bool(self._unsent)
@@ -234,6 +247,11 @@ class _Session:
 
     def _memory(self, reply: wire.Reply) -> memoryview:
         return self._client.open_value(self.connection, reply) if isinstance(reply, wire.Value) else _NO_MEMORY
+
+
+def _until(deadline: float) -> float:
+    """How long to wait before the next look at an agent that has said nothing."""
+    return max(0.0, min(QUIET, deadline - time.monotonic()))
 
 
 _of_loops: dict[asyncio.AbstractEventLoop, LoopCalls] = {}

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
+from hoplite_ucx.runtime.inspection import LocalAgents
 from hoplite_ucx.transports.detection import UcxBuild
 from tests.transports.test_detection import add_device
 
@@ -46,9 +47,9 @@ def test_what_cannot_be_kept_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_links_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LINKS, "local_agents", list)
+    monkeypatch.setattr(LINKS, "local_agents", lambda: LocalAgents([], []))
     assert "no agent" in CliRunner().invoke(app, ["links"]).stdout
-    assert json.loads(CliRunner().invoke(app, ["links", "--json"]).stdout) == {"agents": []}
+    assert json.loads(CliRunner().invoke(app, ["links", "--json"]).stdout) == {"agents": [], "silent": []}
 
 
 def test_links_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +62,7 @@ def test_links_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
         "reason": "a rule",
     }
     agent = {"agent": "a1", "address": "127.0.0.1:1", "links": [link]}
-    monkeypatch.setattr(LINKS, "local_agents", lambda: [agent])
+    monkeypatch.setattr(LINKS, "local_agents", lambda: LocalAgents([agent], []))
     shown = CliRunner().invoke(app, ["links"]).stdout
     assert "tcp/lo" in shown
     assert "a rule" in shown

@@ -63,27 +63,6 @@ def test_open_calls_end_with_the_runtime(run: Run) -> None:
     run(main())
 
 
-def test_a_stopped_agent_holds_nobody_up(own_cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        (first,) = waiting(1, timeout=None)
-        await under_way(1)
-        os.kill(own_cluster, signal.SIGSTOP)
-        monkeypatch.setattr(looped, "GRACE", 0.3)
-        try:
-            began = time.monotonic()
-            for get in (*waiting(1, timeout=0.1), first):
-                with pytest.raises(ClosedError, match="does not answer"):
-                    await asyncio.wait_for(get, 20)
-            assert time.monotonic() - began < 4  # less than the usual grace
-        finally:
-            os.kill(own_cluster, signal.SIGCONT)
-            monkeypatch.undo()
-        ref = await aio.put("there again")
-        assert await aio.get(ref, timeout=20) == "there again"
-
-    asyncio.run(main())
-
-
 def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looped, "QUIET", 2.0)
 
@@ -122,20 +101,6 @@ def test_a_loop_that_was_held_up_blames_nobody(run: Run, monkeypatch: pytest.Mon
         assert await waits == "there"
 
     run(main())
-
-
-def test_those_who_wait_for_a_connection_hear_together_that_there_is_none(own_cluster: int) -> None:
-    async def main() -> None:
-        os.kill(own_cluster, signal.SIGSTOP)
-        try:
-            began = time.monotonic()
-            for outcome in await asyncio.gather(*waiting(10, timeout=0.1), return_exceptions=True):
-                assert isinstance(outcome, ClosedError)
-            assert time.monotonic() - began < 15
-        finally:
-            os.kill(own_cluster, signal.SIGCONT)
-
-    asyncio.run(main())
 
 
 @pytest.mark.usefixtures("own_cluster")

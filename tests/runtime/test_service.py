@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.cli import app
+from hoplite_ucx.errors import ClosedError
+from hoplite_ucx.runtime import cluster, inspection
+from hoplite_ucx.runtime.inspection import LocalAgents
 from tests.runtime.test_cluster import eventually
 from tests.runtime.test_faults import alive, children_of, without_address
 
@@ -127,6 +130,8 @@ def test_a_service_that_is_killed_leaves_nothing() -> None:
         (["start", "--address", "127.0.0.1:1"], "nobody listens there (127.0.0.1:1)"),
         (["start", "--address", "nonsense"], "no address"),
         (["start", "--head", "--memory", "much"], "--memory"),
+        (["start", "--head", "--memory", "0"], "--memory"),
+        (["doctor", "--root", "/nowhere"], "does not exist"),
         (["status", "--address", "127.0.0.1:1"], "nobody listens there"),
         (["status", "--address", "nonsense"], "no address"),
     ],
@@ -147,11 +152,28 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_status_where_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["hoplite_ucx.cli.status"], "local_agents", list)
+    monkeypatch.setattr(sys.modules["hoplite_ucx.cli.status"], "local_agents", lambda: LocalAgents([], []))
     monkeypatch.delenv("HOPLITE_ADDRESS", raising=False)
     done = CliRunner().invoke(app, ["status"])
     assert done.exit_code == 1
     assert "hoplite start" in done.stdout.replace("\n", " ")
+
+
+def test_an_agent_that_is_stopped_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_GREETING_SECONDS", 0.5)
+    monkeypatch.setattr(inspection, "_SECONDS", 0.5)
+    with service("--head", "--port", "0") as (head, report):
+        (agent,) = [child for child in children_of(head.pid) if b"agent" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            for command in ("status", "links"):
+                shown = CliRunner().invoke(app, [command]).stdout.replace("\n", " ")
+                assert f"agent {report['agent']} does not answer" in shown
+            assert report["agent"] in json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["silent"]
+            with pytest.raises(ClosedError, match=f"{report['agent']}.* does not answer"):
+                hoplite.init(report["address"], agent=report["agent"])
+        finally:
+            os.kill(agent, signal.SIGCONT)
 
 
 def test_listening_elsewhere_needs_a_token(tmp_path: Path) -> None:
@@ -183,7 +205,7 @@ def test_what_a_program_left_can_be_deleted() -> None:
         shown = run("status", **where)
         assert large in shown.stdout
         by_name = run("delete", small, **where)
-        assert by_name.stdout == "deleted 1 objects\n", by_name.stderr
+        assert by_name.stdout == "deleted 1 refs\n", by_name.stderr
         assert run("delete", "--idle", "3600s", **where).stdout == "deleted 0 objects\n"
         assert run("delete", "--idle", "0s", **where).stdout == "deleted 1 objects\n"
         _, agents = status(report["address"])

@@ -121,6 +121,24 @@ def test_a_link_that_cannot_be_opened_ahead_is_told_and_replaced() -> None:
         b.transport.prepare(a.node, "nowhere")  # no address: nothing happens
 
 
+@pytest.mark.parametrize("configuration", [UCX, TCP], ids=["ucx", "tcp"])
+def test_a_key_that_is_in_use_is_refused_and_its_stream_goes_on(configuration: Configuration) -> None:
+    """A key is used once; one that were used again must not take down the stream that has it."""
+    with nodes(UCX, configuration) as (a, b):
+        key, source = (b.node, 1), filled(1, SIZE, watermark=SIZE // 2)
+        outgoing = Serving(a, b.node, key, source, SIZE)
+        incoming = Receiving(b, a.node, a.address, key, SIZE)
+        wait_until(lambda: incoming.position == SIZE // 2, "it runs")
+        with pytest.raises(ValueError, match="received already"):
+            Receiving(b, a.node, a.address, key, SIZE)
+        with pytest.raises(ValueError, match="served already"):
+            Serving(a, b.node, key, filled(2, SIZE), SIZE)
+        source.rise(SIZE)
+        incoming.complete(1)
+        outgoing.wait()
+        transfer(a, b, 2)
+
+
 def test_settings_that_differ_fall_back_to_tcp_at_once() -> None:
     lost: list[Exception] = []
     other = Configuration(transport=Kind.UCX, ucx=UcxSettings(segment=64 << 10))

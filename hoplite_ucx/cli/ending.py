@@ -1,0 +1,21 @@
+"""How the command is told to end: SIGTERM and SIGHUP do what ctrl-C does, so that whatever it started is taken down.
+
+A signal that is ignored stays so: `nohup hoplite start` goes on when its terminal is closed.
+"""
+
+import signal
+
+__all__ = ["INTERRUPTED", "end_as_after_ctrl_c"]
+
+INTERRUPTED = 130
+"""The exit status of a command that was told to end before its time."""
+
+
+def end_as_after_ctrl_c() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,102 @@
+"""A command that is told to end, by whichever signal, takes down what it started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.test_faults import alive, without_address
+
+MARK = "HOPLITE_TEST_ENDING"
+_BENCH = """
+from hoplite_ucx.bench.peers import launching
+from hoplite_ucx.cli import main
+
+def launch(stage):
+    stage.start(stage.hosts[1], ["sleep", "60"])
+    return stage.lead(["sh", "-c", "sleep 60 & sleep 60"], "Sleeper")
+
+launching.PEERS.clear()
+launching.PEERS["sleeper"] = launching.Peer("Sleeper", (), launch)
+main()
+"""
+_HOPLITE = "from hoplite_ucx.cli import main; main()"
+_PEERS = ["peers", "--hosts", "2", "--size", "1KiB", "--operation", "broadcast", "--repeat", "1", "--no-bare"]
+_BROADCAST = ["broadcast", "--hosts", "2", "--size", "1MiB", "--repeat", "1000"]
+
+
+def marked(mark: str) -> set[int]:
+    """The processes that were started by a command with this mark and live."""
+    wanted, found = f"{MARK}={mark}\0".encode(), set()
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                if wanted in Path(f"/proc/{entry}/environ").read_bytes() and alive(int(entry)):
+                    found.add(int(entry))
+            except OSError:
+                pass  # it has just ended
+    return found
+
+
+def eventually(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.usefixtures("emulated_hosts")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("code", "arguments", "under_way"), [(_BENCH, _PEERS, b"sleep"), (_HOPLITE, _BROADCAST, b"worker")]
+)
+def test_a_bench_that_is_ended_leaves_nothing(
+    code: str, arguments: list[str], under_way: bytes, number: signal.Signals, tmp_path: Path
+) -> None:
+    mark = f"{tmp_path.name}-{os.getpid()}"
+    environment = {**without_address(), MARK: mark, "TMPDIR": str(tmp_path)}
+    command = subprocess.Popen(
+        [sys.executable, "-c", code, "bench", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        eventually(lambda: sum(under_way in command_line(pid) for pid in marked(mark)) >= 2)
+        time.sleep(0.3)
+        command.send_signal(number)
+        output, errors = command.communicate(timeout=20)
+    finally:
+        command.kill()
+    assert command.returncode == 130, (output, errors)
+    assert "Traceback" not in errors
+    eventually(lambda: not marked(mark))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As `nohup` leaves it."""
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{_HOPLITE}"
+    command = [sys.executable, "-c", code, "start", "--head", "--port", "0", "--memory", "64MiB"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=without_address()) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline().startswith("directory")
+        service.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            service.wait(1)
+        service.terminate()
+        assert service.wait(10) == 0

@@ -1,0 +1,199 @@
+"""No call lasts much longer than its time limit, whatever the agent does: here it is stopped, as by SIGSTOP."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hoplite_ucx as hoplite
+from hoplite_ucx import aio
+from hoplite_ucx.errors import ClosedError, GetTimeoutError
+from hoplite_ucx.runtime import client, connection, current
+from hoplite_ucx.runtime.background import DaemonPool
+
+LIMIT = 0.1
+SOON = 2.5
+"""Of which more than a second is for a machine that has other things to do."""
+MANY = [hoplite.new_ref() for _ in range(100_000)]
+LARGE = np.zeros(1 << 18)
+
+CALLS: dict[str, Callable[[], object]] = {
+    "get": lambda: hoplite.get(hoplite.new_ref(), timeout=LIMIT),
+    "get at once": lambda: hoplite.get(hoplite.new_ref(), timeout=0),
+    "gather": lambda: hoplite.gather(MANY[:500], timeout=LIMIT),
+    "put": lambda: hoplite.put(1, timeout=LIMIT),
+    "put of much": lambda: hoplite.put(LARGE, timeout=LIMIT),
+    "create": lambda: hoplite.create(LARGE.shape, timeout=LIMIT),
+    "wait": lambda: hoplite.wait(MANY[:2], timeout=LIMIT),
+    "wait for more than fits into the socket": lambda: hoplite.wait(MANY, timeout=LIMIT),
+    "delete": lambda: hoplite.delete(MANY[:3000], timeout=LIMIT),
+    "reduce": lambda: hoplite.reduce(MANY[:2], timeout=LIMIT),
+    "contributors": lambda: hoplite.contributors(MANY[0], timeout=LIMIT),
+}
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[int]:
+    """The process of an embedded cluster's agent."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
+            patch.delenv(name, raising=False)
+        hoplite.init(memory=64 << 20)
+        cluster = current._here.cluster
+        assert cluster is not None
+        yield cluster.children[1].process.pid
+        hoplite.shutdown()
+
+
+@contextlib.contextmanager
+def stopped(process: int) -> Iterator[None]:
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def assert_late(call: Callable[[], object]) -> None:
+    began = time.monotonic()
+    with pytest.raises(GetTimeoutError, match="did not answer in time"):
+        call()
+    assert time.monotonic() - began < SOON
+
+
+def test_a_stopped_agent_holds_no_call_up(agent: int) -> None:
+    """The first of each waits for a reply, or for room to ask; the second for a greeting."""
+    warm, are_stopped = threading.Barrier(len(CALLS) + 1), threading.Event()
+
+    def call_twice(what: str) -> None:
+        hoplite.get(hoplite.put(LARGE))  # this thread has a connection now
+        warm.wait(20)
+        assert are_stopped.wait(20)
+        for _ in range(2):
+            assert_late(CALLS[what])
+
+    with ThreadPoolExecutor(len(CALLS)) as pool:
+        calling = {what: pool.submit(call_twice, what) for what in CALLS}
+        warm.wait(20)
+        with stopped(agent):
+            are_stopped.set()
+            wait(calling.values())
+    assert {what: called.exception() for what, called in calling.items()} == dict.fromkeys(CALLS)
+    assert hoplite.get(hoplite.put("there again"), timeout=20) == "there again"
+
+
+def test_a_stopped_agent_holds_no_draft_up(agent: int) -> None:
+    draft = hoplite.create(LARGE.shape, timeout=LIMIT)
+    with stopped(agent):
+        assert_late(draft.seal)
+
+
+@pytest.mark.parametrize("value", ["small", LARGE])
+def test_a_stopped_agent_holds_no_task_up(value: Any, agent: int) -> None:
+    async def main() -> None:
+        async def late(call: Any) -> None:
+            began = time.monotonic()
+            with pytest.raises(GetTimeoutError, match="did not answer in time"):
+                await call
+            assert time.monotonic() - began < SOON
+
+        await aio.put("a connection")
+        with stopped(agent):
+            patient = asyncio.create_task(aio.get(hoplite.new_ref(), timeout=None))
+            await late(aio.put(value, timeout=LIMIT))
+            await late(aio.get(hoplite.new_ref(), timeout=0))
+            assert not patient.done()  # whoever has more time goes on waiting
+        patient.cancel()
+        ref = await aio.put("there again")
+        assert await aio.get(ref, timeout=20) == "there again"
+
+    asyncio.run(main())
+
+
+def test_tasks_without_a_connection_are_held_up_no_longer(agent: int) -> None:
+    async def main() -> None:
+        with stopped(agent):
+            began = time.monotonic()
+            gets = [aio.get(hoplite.new_ref(), timeout=LIMIT) for _ in range(10)]
+            for outcome in await asyncio.gather(*gets, return_exceptions=True):
+                assert isinstance(outcome, GetTimeoutError)
+            assert time.monotonic() - began < SOON
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_loop_that_is_held_up_while_it_connects_blames_nobody() -> None:
+    ref = hoplite.put("there")
+
+    async def main() -> None:
+        get = asyncio.create_task(aio.get(ref, timeout=0))
+        await asyncio.sleep(0)
+        time.sleep(client.GRACE + 0.5)
+        assert await get == "there"
+
+    asyncio.run(main())
+
+
+def test_a_put_that_has_to_queue_is_not_held_up_by_others(agent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "_large_puts", DaemonPool(1, "test"))
+
+    async def main() -> None:
+        with stopped(agent):
+            first = asyncio.create_task(aio.put(LARGE, timeout=20))
+            await asyncio.sleep(0.2)
+            began = time.monotonic()
+            with pytest.raises(GetTimeoutError):
+                await aio.put(LARGE, timeout=LIMIT)
+            assert time.monotonic() - began < SOON + client.GRACE
+        await first
+
+    asyncio.run(main())
+
+
+def test_without_a_limit_a_stopped_agent_is_noticed(agent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "QUIET", 0.6)
+    hoplite.put(1)
+    with stopped(agent):
+        for call in (lambda: hoplite.get(hoplite.new_ref(), timeout=None), lambda: hoplite.wait(MANY, timeout=60)):
+            began = time.monotonic()
+            with pytest.raises(ClosedError, match="does not answer"):
+                call()
+            assert time.monotonic() - began < 4
+
+
+def test_a_shutdown_ends_what_other_threads_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(current, "_here", current._Process())  # beside the one that the other tests share
+    hoplite.init(memory=64 << 20)
+    draft = hoplite.create(LARGE.shape)
+    ended: list[tuple[BaseException, float]] = []
+
+    def get() -> None:
+        try:
+            hoplite.get(hoplite.new_ref(), timeout=None)
+        except BaseException as error:
+            ended.append((error, time.monotonic()))
+
+    thread = threading.Thread(target=get)
+    thread.start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    hoplite.shutdown()
+    thread.join(10)
+    [(error, when)] = ended
+    assert isinstance(error, ClosedError)
+    assert "shut down" in str(error)
+    assert "agent" not in str(error)
+    assert when - began < 0.5
+    with pytest.raises(ClosedError, match="shut down"):
+        draft.seal()
