@@ -135,8 +135,9 @@ class Slot:
         part = self._parts[index]
         with self._lock:
             part.received = part.combined
-            part.sink = PartSink(self, part)
-        return part.sink
+            part.sink = sink = PartSink(self, part)
+        self._look_again()
+        return sink
 
     def close(self) -> None:
         """Nothing is read or written after this."""
@@ -156,6 +157,11 @@ class Slot:
     def _advance_soon(self) -> None:
         with suppress(RuntimeError):  # the node is closing
             self._combiner.executor.submit(self.advance)
+
+    def _look_again(self) -> None:
+        """For who held the lock and combined nothing: whoever came meanwhile has gone, and counts on it."""
+        if self._dirty:
+            self._advance_soon()
 
     def advance(self, arriving: "PartSink | None" = None) -> None:
         """Combine as far as the parts have come. The sink whose bytes arrived looks for itself what became of them."""
@@ -281,7 +287,9 @@ class Slot:
             if part.ring is not None and part.combined < self.segment.size:
                 self._combiner.return_ring(part.ring)
                 part.ring = None
-            return part.combined
+            stands_at = part.combined
+        self._look_again()
+        return stands_at
 
 
 class PartSink:

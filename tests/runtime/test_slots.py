@@ -1,6 +1,7 @@
 """Slots on real threads: parts in order, rings that hold senders back, streams that end early and resume."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -285,3 +286,35 @@ def test_a_stream_behind_one_local_part_waits_in_the_output(combiner: Combiner) 
     late.raise_watermark(own.nbytes)
     assert done.wait(10)
     assert np.array_equal(output.array.view(np.float64), own + other)
+
+
+@pytest.mark.parametrize("busy", ["a stream ends", "a stream begins"])
+def test_bytes_that_come_while_the_slot_is_busy_otherwise_are_combined(
+    combiner: Combiner, monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    """They are the last ones: nobody else would come and look."""
+    first, second = arrays(2)
+    output = Output(combiner, [None, None], first)
+    sink = output.slot.sink(0)
+    others = [output.slot.sink(1)]
+    feed(others[0], second.tobytes(), 0, SIZE)
+    sink.window(0, SIZE)[:] = first.tobytes()
+
+    def last_bytes_come() -> None:
+        monkeypatch.undo()
+        thread = threading.Thread(target=sink.arrived, args=(SIZE,))
+        thread.start()
+        thread.join(10)
+
+    if busy == "a stream ends":
+        monkeypatch.setattr(combiner, "return_ring", lambda _: last_bytes_come())
+        others[0].end()
+    else:
+        made = PartSink
+        monkeypatch.setattr("hoplite_ucx.runtime.slots.PartSink", lambda *of: (last_bytes_come(), made(*of))[1])
+        output.slot.sink(1)
+    for _ in range(1000):
+        if sink.watermark() == SIZE:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"combined as far as {sink.watermark()}")
