@@ -18,8 +18,8 @@ from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Eviction
 from hoplite_ucx.protocol.node.calls import PendingPut
 from hoplite_ucx.protocol.node.memory import Holding
-from hoplite_ucx.simulate.chaos import Ambush
 from hoplite_ucx.simulate.cluster import VirtualCluster
+from hoplite_ucx.simulate.drawing import Ambush
 
 
 class _NoFlush(Broadcast):
