@@ -153,8 +153,7 @@ class Client:
             reply = self._reply(connection, {call}, left)
             assert isinstance(reply, wire.Value)
             memory = self.open_value(connection, reply)
-        if reply.size > self.greeting.inline_limit:
-            self.reader.is_near(ref)
+        self.reader.agent_gave(ref, large=reply.size > self.greeting.inline_limit)
         return memory, reply.layout
 
     def carry_out(self, steps: Steps[R]) -> R:
