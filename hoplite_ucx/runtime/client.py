@@ -160,8 +160,7 @@ class Client:
             reply = self._reply(connection, {call}, deadline)
             assert isinstance(reply, wire.Value)
             memory = self.open_value(connection, reply)
-        if reply.size > self.greeting.inline_limit:
-            self.reader.is_near(ref)
+        self.reader.agent_gave(ref, large=reply.size > self.greeting.inline_limit)
         return memory, reply.layout
 
     def carry_out(self, steps: Steps[R]) -> R:

@@ -8,7 +8,8 @@ own does that, at the first need and not sooner than a pause after a failure.
 
 One session serves the process. `_lock` is held while a question is open, and callers do not wait for it: a thread that
 finds it taken goes through its agent. So does whoever gets what is *near*: what this process put or asked to
-be reduced, and what is large, as far as that is remembered.
+be reduced, and what is large, as far as that is remembered. Who got large objects one after the other will likely get
+another, and asks no more until a small one comes: a guess that costs one small get the long way, if it is wrong.
 """
 
 import socket
@@ -33,6 +34,8 @@ _LEAST = 0.001
 _CONNECT_SECONDS = 1.0
 _PAUSE, _LONGEST_PAUSE = 1.0, 4.0
 _MOST_NEAR = 8192
+_LARGE_IN_A_ROW = 2
+"""After so many large objects the next is thought to be one."""
 _USUAL = 64 << 10
 """What most answers fit into."""
 _LENGTH = Struct("<I")
@@ -46,6 +49,7 @@ class Reader:
         self._directory_at = directory_at
         self._near: set[bytes] = set()
         self._near_since: deque[bytes] = deque()
+        self._large = 0  # objects in a row
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._limit = 0.0  # what the socket's calls are limited to
@@ -62,7 +66,9 @@ class Reader:
     def look(self, ref: bytes, timeout: float | None) -> Found | None:
         """The object, if it is small and there; it takes no longer than the directory's answer, or a short time."""
         limit = _PATIENCE if timeout is None or timeout > _PATIENCE else timeout
-        if ref in self._near or limit < _LEAST or not self._lock.acquire(blocking=False):
+        if self._large >= _LARGE_IN_A_ROW or ref in self._near or limit < _LEAST:
+            return None
+        if not self._lock.acquire(blocking=False):
             return None
         try:
             if self._sock is None:
@@ -78,6 +84,12 @@ class Reader:
         self._near_since.append(ref)
         if len(self._near_since) > _MOST_NEAR:
             self._near.discard(self._near_since.popleft())
+
+    def agent_gave(self, ref: bytes, *, large: bool) -> None:
+        """What the agent was asked for, and whether it is more than a directory has."""
+        self._large = self._large + 1 if large else 0
+        if large:
+            self.is_near(ref)
 
     def close(self) -> None:
         """A question that is open ends at once, and is answered with None."""
@@ -112,7 +124,10 @@ class Reader:
             self._failed()
             return None
         self._pause = _PAUSE
-        return answer if isinstance(answer, Found) else None
+        if isinstance(answer, Found):
+            self._large = 0
+            return answer
+        return None
 
     def _set_limit(self, sock: socket.socket, limit: float) -> None:
         """The kernel keeps it: Python's own would cost more system calls for every question."""

@@ -136,6 +136,19 @@ def test_what_is_near_is_not_asked_for_and_only_so_much_is_remembered(monkeypatc
         assert reader.look(R, None) == FOUND
 
 
+def test_who_gets_large_objects_asks_again_after_a_small_one() -> None:
+    with fake() as (directory, reader):
+        connect(reader)
+        reader.agent_gave(OTHER, large=True)
+        assert reader.look(R, None) == FOUND, "one may be chance, and this one begins a new row"
+        for _ in range(2):
+            reader.agent_gave(OTHER, large=True)
+        assert reader.look(R, None) is None
+        assert directory.asked == [R]
+        reader.agent_gave(R, large=False)
+        assert reader.look(R, None) == FOUND
+
+
 def test_who_has_no_time_does_not_ask() -> None:
     with fake() as (directory, reader):
         connect(reader)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -180,6 +181,54 @@ def test_records_that_say_nothing_new_are_harmless() -> None:
         assert DATA.unpack_from(frame) == (2, FIRST_FRAME, 0)
         assert frame[DATA.size :] == bytes(filled(1, FIRST_FRAME).view)
         outgoing.wait(5)
+
+
+@pytest.fixture
+def heard_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that read records."""
+    names: list[str] = []
+    record = sending.SendingLink._record
+
+    def noted(link: sending.SendingLink, *said: int) -> None:
+        names.append(threading.current_thread().name)
+        record(link, *said)
+
+    monkeypatch.setattr(sending.SendingLink, "_record", noted)
+    return names
+
+
+def test_a_stream_that_waits_for_bytes_begins_without_the_links_thread(heard_by: list[str]) -> None:
+    with TcpEndpoint(1) as end, false_receiver(end) as sock:
+        wait_until(lambda: any(link.connected for link in end.transport.links()), "the link is open", 5)
+        sock.sendall(RECORD.pack(Record.OPEN, 1, SIZE, *KEY))
+        memory = filled(1, SIZE, watermark=0)
+        time.sleep(0.1)
+        assert heard_by == [], "nobody is served, and nobody is woken"
+        outgoing = Serving(end, 2, KEY, memory, SIZE, granule=SIZE)
+        assert heard_by == [threading.current_thread().name]
+        memory.rise(SIZE)
+        sock.settimeout(5)
+        assert len(sock.recv(DATA.size, socket.MSG_WAITALL)) == DATA.size
+        sock.recv(SIZE, socket.MSG_WAITALL)
+        outgoing.wait(5)
+
+
+def test_records_that_nobody_waits_for_are_read_when_they_are_many(heard_by: list[str]) -> None:
+    with TcpEndpoint(1) as end, false_receiver(end) as sock:
+        sock.sendall(RECORD.pack(Record.CREDIT, 1, 0, 0, 0) * (sending.UNHEARD // RECORD.size + 10))
+        wait_until(lambda: len(heard_by) > 10, "they are read", 5)
+        assert threading.current_thread().name not in heard_by
+
+
+def test_what_is_wrong_with_records_that_waited_breaks_the_link() -> None:
+    lost: list[tuple[int, Side, Exception]] = []
+    with TcpEndpoint(1, on_lost=lambda *why: lost.append(why)) as end, false_receiver(end) as sock:
+        wait_until(lambda: any(link.connected for link in end.transport.links()), "the link is open", 5)
+        sock.sendall(RECORD.pack(Record.OPEN, 1, SIZE, *KEY) + RECORD.pack(9, 1, 0, 0, 0))
+        time.sleep(0.1)
+        outgoing = Serving(end, 2, KEY, filled(1, SIZE, watermark=0), SIZE)
+        outgoing.wait(5)
+        assert isinstance(lost[0][2], ViolationError)
 
 
 def test_the_first_frame_of_a_stream_is_short() -> None:

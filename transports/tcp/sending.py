@@ -12,9 +12,10 @@ opened; when none comes for a while, it is closed, and the link ends.
 Threads: whoever has the turn (`_turn`) uses the socket and reads sources. The link's own thread has it always, save
 while it sleeps. Then a thread that has just received bytes for a stream sends them itself, as far as that does not
 block: a relayed chunk costs no change of threads. What the kernel does not take is left to the link's thread
-(`_unfinished`). `_lock` guards the tables; nothing that can block, and no foreign code, runs under it. A stream is
-closed by whoever removes it from `_serving`, after the lock is released; while its source is read (`_sending`), only
-who has the turn may.
+(`_unfinished`). While nothing is served, records of the receiver wait in the kernel, and whoever serves the next stream
+reads them: the thread is woken only for bytes that can be sent. `_lock` guards the tables; nothing that can block, and
+no foreign code, runs under it. A stream is closed by whoever removes it from `_serving`, after the lock is released;
+while its source is read (`_sending`), only who has the turn may.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ FIRST_FRAME = 64 << 10
 # Streams that a receiver may have opened and nobody has served yet.
 MAX_GRANTS = 4096
 _RECORDS_READ = 16 << 10
+# While nothing is served, so many bytes of records may wait unread.
+UNHEARD = 32 << 10
 
 _this_thread = threading.local()
 _since = attrgetter("since")
@@ -126,6 +129,7 @@ class SendingLink:
         self._bytes = 0
         self._frames = 0
         self._records = b""
+        self._failure: Exception | None = None  # what another thread met that read records
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # by edge: nobody needs to read it
@@ -158,15 +162,48 @@ class SendingLink:
                 self._serving[outgoing.key] = outgoing
                 self._grace = time.monotonic() + GRACE_SECONDS
                 if (grant := self._grants.pop(outgoing.key, None)) is not None:
-                    outgoing.channel, outgoing.limit = grant
-                    del self._ungranted[outgoing.channel]
-                    self._channels[outgoing.channel] = outgoing
-                self._enqueue(outgoing)
+                    del self._ungranted[grant[0]]
+                    self._admit(outgoing, *grant)
         if known or not taken:
             outgoing.source.unsubscribe(outgoing.risen)
         if known:
             raise ValueError(f"stream {outgoing.key} is served already")
+        if taken:
+            self._begin(outgoing)
         return taken
+
+    def _begin(self, outgoing: Outgoing) -> None:
+        """Look whether the stream was opened, and let it go."""
+        if not outgoing.channel and self._turn.acquire(blocking=False):
+            try:
+                self._hear()
+            finally:
+                self._turn.release()
+        with self._lock:
+            self._heed_records()
+        self._stand_in_line(outgoing)
+
+    def _hear(self) -> None:
+        """Read records in place of the link's thread, which sleeps: it sees to what may be wrong with them."""
+        with self._lock:
+            sock = None if self._closed or self._next_sock is not None else self._sock
+        if sock is not None:
+            try:
+                self._read_records(sock)
+            except Exception as error:
+                self._failure = error
+                with self._lock:
+                    self._wake_up()
+
+    def _stand_in_line(self, outgoing: Outgoing) -> None:
+        """If there is something to send; if not, the rise of its source or a credit puts it there."""
+        try:
+            ready = self._sendable(outgoing) > 0
+        except Exception:  # the link's thread meets it too, and sees to it
+            ready = True
+        if ready:
+            with self._lock:
+                self._enqueue(outgoing)
 
     def cancel(self, key: StreamKey) -> None:
         with self._lock:
@@ -275,10 +312,22 @@ class SendingLink:
             self._asleep = False
             os.eventfd_write(self._wake, 1)
 
+    def _admit(self, outgoing: Outgoing, channel: int, limit: int) -> None:
+        outgoing.channel, outgoing.limit = channel, limit
+        self._channels[channel] = outgoing
+
     def _remove(self, outgoing: Outgoing) -> None:
         outgoing.over = True
         del self._serving[outgoing.key]
         self._channels.pop(outgoing.channel, None)
+        if not self._serving:
+            self._heed_records()
+
+    def _heed_records(self) -> None:
+        """Let the thread be woken by records as they come, or by many of them if nobody waits for any."""
+        if self._sock is not None:
+            with suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if self._serving else UNHEARD)
 
     def _shut_socket(self) -> None:
         """Make the thread's calls on the socket end."""
@@ -313,6 +362,7 @@ class SendingLink:
                 if self._next_sock is not None and not self._closed:
                     self._sock, self._next_sock = self._next_sock, None
                     set_timeouts(self._sock)
+                    self._heed_records()
                     self._epoll.register(self._sock, select.EPOLLIN)
                     return self._sock
                 wait = self._grace - time.monotonic()
@@ -328,6 +378,8 @@ class SendingLink:
         while True:
             if self._closed or self._next_sock is not None:
                 raise ConnectionLostError("the link was closed here", f"{self.peer:x}", "open it again")
+            if self._failure is not None:
+                raise self._failure
             now = time.monotonic()
             if now >= records_at:
                 self._read_records(sock)
@@ -446,10 +498,11 @@ class SendingLink:
 
     def _record(self, what: int, channel: int, limit: int, receiver: int, number: int) -> None:
         cancelled: Outgoing | None = None
+        opened: Outgoing | None = None
         with self._lock:
             outgoing = self._channels.get(channel)
             if what == Record.OPEN:
-                self._opened((receiver, number), channel, limit)
+                opened = self._opened((receiver, number), channel, limit)
             elif what == Record.CREDIT:
                 if outgoing is not None:
                     outgoing.limit = max(outgoing.limit, limit)
@@ -466,10 +519,13 @@ class SendingLink:
                     del self._grants[key]
             else:
                 raise self._violation(f"a record of kind {what}")
+        if opened is not None:
+            self._stand_in_line(opened)
         if cancelled is not None:
             self._close_stream(cancelled)
 
-    def _opened(self, key: StreamKey, channel: int, limit: int) -> None:
+    def _opened(self, key: StreamKey, channel: int, limit: int) -> Outgoing | None:
+        """The stream, if it is served already."""
         outgoing = self._serving.get(key)
         again = key in self._grants or (outgoing is not None and outgoing.channel)
         if not channel or channel in self._channels or channel in self._ungranted or again:
@@ -480,9 +536,8 @@ class SendingLink:
             self._grants[key] = channel, limit
             self._ungranted[channel] = key
         else:
-            outgoing.channel, outgoing.limit = channel, limit
-            self._channels[channel] = outgoing
-            self._enqueue(outgoing)
+            self._admit(outgoing, channel, limit)
+        return outgoing
 
     def _violation(self, what: str) -> ViolationError:
         return ViolationError(f"the receiver broke the link's rules: {what}", f"{self.peer:x}", "update both hosts")
@@ -498,7 +553,7 @@ class SendingLink:
     def _broken(self, error: Exception) -> None:
         """Close the streams that the connection carried; others may be opened on the next one."""
         with self._lock:
-            self._sending = self._unfinished = None
+            self._sending = self._unfinished = self._failure = None
             carried = list(self._channels.values())
             for outgoing in carried:
                 self._remove(outgoing)
