@@ -399,7 +399,12 @@ def check_nothing_leaks(make: Maker) -> None:
         for node in range(5, 105):
             _open_and_close(make, a, node)
         wait_until(lambda: not a.transport.links(), "all links are gone")
-        wait_until(lambda: _resources() == before, f"descriptors and threads as before ({before}): {_resources()}", 5)
+        # Fewer is no leak: what others left in this process may go meanwhile.
+        wait_until(
+            lambda: all(now <= then for now, then in zip(_resources(), before, strict=True)),
+            f"no more descriptors and threads than before ({before}): {_resources()}",
+            5,
+        )
 
 
 def _open_and_close(make: Maker, a: Endpoint, node: int) -> None:
