@@ -50,8 +50,6 @@ _LINGER_SECONDS = 0.01
 # Workers that are made ahead: a relay of a new tree has two new links.
 _SPARES = 2
 _SPARE_SECONDS = 0.02
-# Descriptors of workers wake the thread once, and not while their worker is left alone.
-_ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 _abandoned: list[object] = []
 """Workers whose requests never completed: freeing them could let UCX write to memory that is somebody else's."""
@@ -193,7 +191,7 @@ class Engine:
 
     def _employ(self, worker: Worker) -> Worker:
         self._workers[worker.descriptor] = worker
-        self._epoll.register(worker.descriptor, _ONCE)
+        self._epoll.register(worker.descriptor, select.EPOLLIN)
         return worker
 
     def _close_worker(self, worker: Worker) -> None:
@@ -251,7 +249,7 @@ class Engine:
             moved = bool(self._calls)
             for _ in range(len(self._calls)):
                 self._calls.popleft()()
-            for worker in self._awake(time.monotonic()):
+            for worker in self._awake():
                 worker.progress()
             for active in tuple(self.active):
                 moved |= active.advance()
@@ -261,8 +259,8 @@ class Engine:
         self._flush()
         self._poll(self._timeout())
 
-    def _awake(self, now: float) -> list[Worker]:
-        return [worker for worker in self._workers.values() if worker.awake and worker.due <= now]
+    def _awake(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.awake]
 
     def _flush(self) -> None:
         while self.unflushed:
@@ -274,18 +272,9 @@ class Engine:
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
         self._asleep = True
-        if self._calls or self._stopping or self.unflushed or not all(map(self._arm, self._awake(now))):
+        if self._calls or self._stopping or self.unflushed or not all(worker.arm() for worker in self._awake()):
             return 0.0 if self._idle_rounds < _PATIENT_ROUNDS else _PAUSE_SECONDS
-        moments = [worker.due for worker in self._workers.values() if worker.awake]
-        if self._timers:
-            moments.append(self._timers[0][0])
-        return min(min(moments) - now, _IDLE_SECONDS) if moments else _IDLE_SECONDS
-
-    def _arm(self, worker: Worker) -> bool:
-        """Let its descriptor wake the thread once. False if there is something to do on it now."""
-        if armed := worker.arm():
-            self._epoll.modify(worker.descriptor, _ONCE)
-        return armed
+        return min(self._timers[0][0] - now, _IDLE_SECONDS) if self._timers else _IDLE_SECONDS
 
     def _poll(self, timeout: float) -> None:
         events = self._epoll.poll(max(timeout, 0.0))

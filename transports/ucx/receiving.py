@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +26,6 @@ from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
 from hoplite_ucx.transports.ucx.link import CANCEL_SECONDS, Link
-from hoplite_ucx.transports.ucx.pace import Pace
 from hoplite_ucx.transports.ucx.settings import GREETING_LENGTH, MARK, MAX_GREETING, DisagreementError, Greeting
 
 __all__ = ["Incoming", "ReceivingLink"]
@@ -108,8 +106,6 @@ class ReceivingLink(Link):
         self._last_channel = 0
         self._number = 0
         self._used = False
-        self._pace = Pace()
-        self._paced = engine.settings.private_workers
         self._dialling: socket.socket | None = None
         self._greeting = self.worker.greeting(self._tag)
         self.dialler = threading.Thread(target=self._dial, name=f"hoplite-ucx-dial-{peer:x}", daemon=True)
@@ -316,16 +312,7 @@ class ReceivingLink(Link):
                 busy |= bool(incoming.pulls)
         if not busy:
             self.engine.active.discard(self)
-        if moved and self._paced:
-            self._rest()
         return moved
-
-    def _rest(self) -> None:
-        """Leave the worker alone until the next piece is due."""
-        now = time.monotonic()
-        self._pace.came(now, self.bytes)
-        lengths = (incoming.pulls[0].window.nbytes for incoming in self.streams.values() if incoming.pulls)
-        self.worker.due = self._pace.due(min(lengths, default=0))
 
     def _advance(self, incoming: Incoming) -> bool:
         pulls, received = incoming.pulls, incoming.received

@@ -37,7 +37,6 @@ class Worker:
 
     `awake` says that UCX may have something to do on it: since something was posted, or its descriptor told. Most
     workers of a node with many links are asleep most of the time, and asking one takes microseconds and system calls.
-    Until `due` it is left alone even so.
     """
 
     def __init__(self, loaded: library.Library, context: Any, settings: UcxSettings) -> None:
@@ -50,7 +49,6 @@ class Worker:
         self._tags: set[int] = set()
         self.links: set[User] = set()
         self.awake = True
-        self.due = 0.0
         self.descriptor: int = self._worker.epoll_file_descriptor
 
     def greeting(self, tag: int = 0) -> Greeting:
