@@ -48,9 +48,20 @@ class Nic:
     down: float
     sending: dict[bytes, int] = field(default_factory=dict)
     receiving: dict[bytes, int] = field(default_factory=dict)
+    sending_changes: int = 0
+    receiving_changes: int = 0
+    """How often streams have begun or ended: as long as that stays the same, so do those that use it."""
     up_samples: deque[float] = field(default_factory=deque)
     down_samples: deque[float] = field(default_factory=deque)
     """What single streams lately carried (see `directory.measuring`)."""
+
+    def count_sending(self, ref: bytes, change: int) -> None:
+        _count(self.sending, ref, change)
+        self.sending_changes += 1
+
+    def count_receiving(self, ref: bytes, change: int) -> None:
+        _count(self.receiving, ref, change)
+        self.receiving_changes += 1
 
     def up_share(self, ref: bytes) -> float:
         return self.up / _objects_with(self.sending, ref)
@@ -155,8 +166,8 @@ class SenderPool:
         location = self.locations[plan.sender]
         location.children[receiver] = Child(nic, plan.rate, plan.finish - self._costs.latency)
         location.load += plan.rate
-        _count(location.nic.sending, self._ref, +1)
-        _count(nic.receiving, self._ref, +1)
+        location.nic.count_sending(self._ref, +1)
+        nic.count_receiving(self._ref, +1)
         if plan.rate < _SLOW * location.nic.up_share(self._ref):
             self._slow[receiver] = plan.sender
         location.free_at = max(location.free_at, location.children[receiver].until)
@@ -166,8 +177,8 @@ class SenderPool:
         location = self.locations[sender]
         child = location.children.pop(receiver)
         location.load = location.load - child.rate if location.children else 0.0
-        _count(location.nic.sending, self._ref, -1)
-        _count(child.nic.receiving, self._ref, -1)
+        location.nic.count_sending(self._ref, -1)
+        child.nic.count_receiving(self._ref, -1)
         self._slow.pop(receiver, None)
         if child.until >= location.free_at:
             self._account(location)

@@ -108,6 +108,26 @@ def test_chains_measure_hops_and_rates() -> None:
     assert abs(nic.up - RATE / 4) < RATE / 100
 
 
+def gather(d: DirectoryDriver, numbers: tuple[int, int], duration: float) -> None:
+    """B and C put, and A gets both at the same time; each takes half of its card until the first has come."""
+    versions = [d.put(name, number) for name, number in zip("BC", numbers, strict=True)]
+    for number in numbers:
+        d.tell("A", Want(ref(number)))
+    d.now += duration
+    for version in versions:
+        d.tell("A", Completed(version))
+        d.now += duration / 100
+
+
+def test_a_stream_that_shared_a_card_is_no_measure() -> None:
+    """Nor is the last of them, which has it to itself when it ends."""
+    d = DirectoryDriver("A", "B", "C")
+    for number in range(1, 20, 2):
+        gather(d, (number, number + 1), duration=2 * LARGE / RATE)
+    assert {d.directory.members[d[name]].nic.up for name in "BC"} == {RATE}
+    assert d.directory.members[d["A"]].nic.down == RATE
+
+
 def test_a_stream_that_began_in_the_middle_is_no_measure() -> None:
     d = DirectoryDriver("A", "B", "C")
     version = d.put("A", 1)

@@ -34,7 +34,7 @@ from hoplite_ucx.protocol.messages import (
     StreamFault,
     Stripe,
 )
-from hoplite_ucx.protocol.placement import Plan, SenderPool
+from hoplite_ucx.protocol.placement import Nic, Plan, SenderPool
 
 _FIRST_COOLDOWN = 0.05
 # A sender that failed so often in a row is no reason to keep what others could use meanwhile.
@@ -71,6 +71,8 @@ class Receiver:
     sender: NodeId | None = None
     begun: float | None = None
     """When it was placed, if its stream is one for all of the bytes."""
+    changes: tuple[int, int] = (0, 0)
+    """Of its sender's card and its own, when its stream began (see `Nic`)."""
     behind: NodeId | None = None
     """Whom it is placed behind at first, if that can be."""
     adopted_from: tuple[NodeId, float] | None = None
@@ -220,8 +222,8 @@ class Broadcast:
         if receiver.begun is None or sender not in self.copies or receiver.state is not State.STREAMING:
             return
         ref, now, nic, above = self.version.ref, self._world.now, receiver.member.nic, self.pool.locations[sender]
-        if nic.receiving != {ref: 1} or above.nic.sending != {ref: 1}:
-            return  # others had their share of it
+        if nic.receiving != {ref: 1} or above.nic.sending != {ref: 1} or receiver.changes != _changes(above.nic, nic):
+            return  # others have their share of it, or had
         if above.finish <= receiver.begun:
             self._world.measuring.transfer(above.nic, nic, self.size, now - receiver.begun)
         elif above.depth:
@@ -545,6 +547,7 @@ class Broadcast:
             member.receiving += 1
             sender.sending += 1
         self.pool.occupy(plan, receiver.key, member.nic)
+        receiver.changes = _changes(sender.nic, member.nic)
         if not receiver.into:  # a slot combines the bytes and has none to forward
             self._expect_location(member, plan)
         self._world.tell(
@@ -694,3 +697,7 @@ class Broadcast:
         times += [s.until for r in self._waiting.values() for s in r.shunned.values() if s.until > self._world.now]
         if times:
             self._world.timers.set(("place", self.version.ref), min(times))
+
+
+def _changes(sender: Nic, receiver: Nic) -> tuple[int, int]:
+    return sender.sending_changes, receiver.receiving_changes
