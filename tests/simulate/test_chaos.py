@@ -16,7 +16,7 @@ from hoplite_ucx.simulate.mutants import MUTANTS
 PATIENCE_WITH_MUTANTS = 1500
 MENDED = (
     *(8231489, 8232213, 8706192, 8709775, 8729430, 8736304),
-    *(9517605, 9610429, 9721466, 9741956, 9838350, 11023437),
+    *(9517605, 9610429, 9721466, 9741956, 9838350, 11023437, 14002615),
 )
 """Seeds that failed, of faults that no smaller test shows."""
 

@@ -154,8 +154,11 @@ class Binding(Hosts, ABC):
             if not above.bound:
                 self._unbind(above)
             above = above.parent
-        slot.homeless_since = now if slot.homeless_since is None else slot.homeless_since
-        if now - slot.homeless_since < self._world.settings.lease:
+        if not any(member.usable() for member in self._objects.members):
+            slot.homeless_since = None  # nobody could be asked: that is not for want of room
+        elif slot.homeless_since is None:
+            slot.homeless_since = now
+        if slot.homeless_since is None or now - slot.homeless_since < self._world.settings.lease:
             self._world.timers.set(("reduce", self.record.ref), now + REFUSED_FOR)
         elif slot.cut is not None:
             self._lay_without_stripes()
