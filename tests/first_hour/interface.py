@@ -1,0 +1,1 @@
+"""The public interface: names, errors and clients."""

@@ -1,0 +1,1 @@
+"""The memory of drafts and arrays, and when it is free again."""

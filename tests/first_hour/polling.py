@@ -1,0 +1,1 @@
+"""Asking once, and a directory that does not answer."""

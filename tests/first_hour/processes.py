@@ -1,0 +1,1 @@
+"""Starting processes: what they load, who may join, and how they are found."""
