@@ -253,33 +253,36 @@ def test_a_question_may_come_in_pieces_and_only_one_at_a_time(live: Live) -> Non
 
 
 def test_a_reader_that_does_not_read_gets_the_rest_later_and_may_not_ask_again() -> None:
-    found = Found(Version(bytes(16), 1, 1), b"", bytes(1 << 20))
+    """Both sides are on one thread, so that nothing is read or sent unless this test says so."""
+    found = Found(Version(bytes(16), 1, 1), b"", bytes(1 << 20))  # far more than the socket takes at once
+    question = lookups.QUESTION + bytes(16)
 
     async def work() -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        theirs.settimeout(5)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        theirs.setblocking(False)
         them = readers.Readers(lambda _: found)
         loop = asyncio.get_running_loop()
-
-        def talk() -> None:
-            answer = b""
-            theirs.sendall(lookups.QUESTION + bytes(16))
-            while len(answer) < 4 or len(answer) < 4 + int.from_bytes(answer[:4], "little"):
-                answer += theirs.recv(1 << 20)
-            assert decode_answer(answer[4:]) == found
-            theirs.sendall(lookups.QUESTION + bytes(16))
-            theirs.recv(1)
-            theirs.sendall(lookups.QUESTION + bytes(16))
-            while theirs.recv(1 << 20):
-                pass
-
         them.accept(ours, cast(Peer, None))
         with theirs:
-            await asyncio.wait_for(loop.run_in_executor(None, talk), 10)
-        assert len(them) == 0
+            theirs.send(question)
+            answer = b""
+            while len(answer) < 4 or len(answer) < 4 + int.from_bytes(answer[:4], "little"):
+                answer += await loop.sock_recv(theirs, 1 << 20)
+            assert decode_answer(answer[4:]) == found
 
-    asyncio.run(work())
+            theirs.send(question)
+            answered = asyncio.Event()
+            loop.add_reader(theirs, answered.set)
+            await answered.wait()
+            loop.remove_reader(theirs)
+            assert len(them) == 1
+            theirs.send(question)  # while the rest of the answer waits for it to read
+            while len(them):
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def ends(sock: socket.socket) -> bool:
