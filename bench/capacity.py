@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from hoplite_ucx.bench.live import LiveCluster
 from hoplite_ucx.bench.machine import memory_available
 from hoplite_ucx.bench.operations import LiveRounds
 from hoplite_ucx.bench.timing import Measurement, Round, limit_seconds, measure, measure_in_turn
+from hoplite_ucx.runtime import processes
 
 __all__ = ["Growth", "OneHost", "measure_burner", "measure_large", "measure_many", "measure_one_host"]
 
@@ -89,7 +89,7 @@ def measure_burner(
             return timed
 
         def outside() -> Round:
-            burner = cluster.hosts[hosts].popen([sys.executable, "-m", "hoplite_ucx.bench.worker"])
+            burner = cluster.hosts[hosts].popen(processes.module("hoplite_ucx.bench.worker"))
             try:
                 return rounds.broadcast()
             finally:

@@ -9,7 +9,6 @@ was asked for as RDMA and got another lane is refused, since a figure with a wro
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ import msgspec
 from hoplite_ucx.bench import link_peer
 from hoplite_ucx.bench.lines import Host, LineProcess, PeerError, ThisHost
 from hoplite_ucx.bench.timing import Measurement, Round, measure_in_turn
+from hoplite_ucx.runtime import processes
 from hoplite_ucx.transports.throughput import BUFFER
 from hoplite_ucx.transports.ucx.settings import RDMA, UcxSettings
 
@@ -144,10 +144,9 @@ class Pair:
         self.way = way
         self._ends: dict[str, LineProcess] = {}
         told = msgspec.json.encode(settings).decode()
-        module = [sys.executable, "-m", "hoplite_ucx.bench.link_peer"]
         try:
             for end, host in zip(("serve", "pull"), hosts, strict=True):
-                command = [*module, way, host.address, end, told]
+                command = [*processes.module("hoplite_ucx.bench.link_peer"), way, host.address, end, told]
                 self._ends[end] = LineProcess(host, command, f"the end of {way} that has to {end}")
         except BaseException:
             self.close()

@@ -78,7 +78,7 @@ class LiveCluster(Opened):
         names = [_report("agent", host, agent)["agent"] for host, agent in zip(self._hosts, agents, strict=True)]
         for rank, place in enumerate(self._places):
             host = self._hosts[place]
-            command = [*host.python, "-m", "hoplite_ucx.bench.worker", address, names[place]]
+            command = [*host.module("hoplite_ucx.bench.worker"), address, names[place]]
             self._workers.append(LineProcess(host, command, f"worker {rank} on {host.name}"))
         for rank in range(len(self._workers)):
             self._answer(rank, time.monotonic() + _PATIENCE)
@@ -187,7 +187,7 @@ class LiveCluster(Opened):
 
 def launch(host: Place, role: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start a directory or an agent in a host, which then waits for its task: see `runtime.processes`."""
-    command = [*host.python, "-m", "hoplite_ucx.runtime", role, "any", "free"]
+    command = [*host.module("hoplite_ucx.runtime"), role, "any", "free"]
     return host.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hoplite_ucx.runtime import processes
+
 __all__ = ["Clock", "LocalPlace", "Place", "processor_seconds"]
 
 
@@ -39,6 +41,9 @@ class Place(Protocol):
     def python(self) -> Sequence[str]:
         """The beginning of a command line that runs Python there."""
 
+    def module(self, name: str) -> Sequence[str]:
+        """The beginning of a command line that runs a module of this package there."""
+
     @property
     def folder(self) -> str:
         """Where the files of `hoplite_ucx.bench` are there."""
@@ -58,6 +63,9 @@ class LocalPlace:
 
     python: Sequence[str] = (sys.executable,)
     folder = os.path.dirname(os.path.abspath(__file__))
+
+    def module(self, name: str) -> Sequence[str]:
+        return processes.module(name)
 
     def clock(self) -> Clock:
         return Clock()

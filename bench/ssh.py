@@ -124,8 +124,11 @@ class SshHost:
         self.address = machine.address or ""
         self.told: dict[str, Any] = {}
         """What the porter told about the machine."""
-        porter = [*self.python, "-m", "hoplite_ucx.bench.porter", mark, str(silence)]
+        porter = [*self.module("hoplite_ucx.bench.porter"), mark, str(silence)]
         self._porter = LineProcess(self, porter, f"hoplite on {self.name}")
+
+    def module(self, name: str) -> Sequence[str]:
+        return [*self.python, "-P", "-m", name]  # -P: not from the directory where ssh begins
 
     def await_ready(self, deadline: float) -> None:
         try:

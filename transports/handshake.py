@@ -13,7 +13,7 @@ sends in), and return the peer. They raise a `HandshakeError`; the driver then c
 import enum
 import hashlib
 import hmac
-import secrets
+import os
 import socket
 import time
 from collections.abc import Collection, Generator
@@ -233,7 +233,7 @@ _ADDRESS_REMEDY = "check that the address and port are those of the process mean
 
 
 def _hello(me: Identity) -> bytes:
-    return _HELLO.pack(_MAGIC, me.version, secrets.token_bytes(_NONCE))
+    return _HELLO.pack(_MAGIC, me.version, os.urandom(_NONCE))
 
 
 def _check_hello(hello: bytes, me: Identity, address: str) -> None:

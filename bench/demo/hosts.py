@@ -11,7 +11,6 @@ import os
 import secrets
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -157,7 +156,8 @@ class Hosts:
         return self._popen(machine, ["hoplite_ucx.bench.demo.worker"], {**os.environ, **names})
 
     def _popen(self, machine: Machine, module: list[str], environment: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", *module]
+        name, *arguments = module
+        command = [*processes.module(name), *arguments]
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         if self._cluster is not None:
             process = self._cluster.hosts[machine.index].popen(command, env=environment, **options)

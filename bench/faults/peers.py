@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class Answer:
 
 class Peer:
     def __init__(self, host: Host, address: str, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "hoplite_ucx.bench.faults.worker", address]
+        command = [*host.module("hoplite_ucx.bench.faults.worker"), address]
         self._process = LineProcess(host, command, f"the worker on host {host.index}", env=environment)
         self._numbers = itertools.count(1)
         self._answers: dict[int, Answer] = {}

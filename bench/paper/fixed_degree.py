@@ -30,7 +30,7 @@ class FixedDegreeCluster(LiveCluster):
     ) -> subprocess.Popen[bytes]:
         if role != "directory":
             return super()._launch(host, role, links)
-        command = [*host.python, "-m", "hoplite_ucx.bench.paper.fixed_degree", str(self._degree)]
+        command = [*host.module("hoplite_ucx.bench.paper.fixed_degree"), str(self._degree)]
         directory = host.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._services.append((host, directory))
         return directory

@@ -77,7 +77,7 @@ class _Stage:
         return max(cell.size for cell in self.cells)
 
     def program(self, module: str, *arguments: str) -> list[str]:
-        return [self.python, "-m", f"hoplite_ucx.bench.peers.{module}", plan_of(self.cells), *arguments]
+        return [self.python, "-P", "-m", f"hoplite_ucx.bench.peers.{module}", plan_of(self.cells), *arguments]
 
     def tool(self, name: str) -> str:
         """A command that comes with the peers' environment, or one of the system's."""

@@ -1,4 +1,4 @@
-"""The processes of the runtime: `python -m hoplite_ucx.runtime directory|agent PARENT tied|free`, see `processes`.
+"""The processes of the runtime: `launch.py hoplite_ucx.runtime directory|agent PARENT tied|free`, see `processes`.
 
 PARENT is the number of the process that started it, or `any` where that cannot be known: whichever it has. Each loads
 its own part only, before it reads its task, so that loading overlaps with what it waits for.

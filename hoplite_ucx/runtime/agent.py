@@ -7,7 +7,7 @@ machine's time comes.
 
 import asyncio
 import logging
-import secrets
+import os
 import signal
 import warnings
 from collections import deque
@@ -96,7 +96,7 @@ class AgentProfile:
 class Agent:
     def __init__(self, profile: AgentProfile) -> None:
         self._profile = profile
-        self._identity_number = secrets.randbelow((1 << _IDENTITY_BITS) - 1) + 1
+        self._identity_number = int.from_bytes(os.urandom(8)) % ((1 << _IDENTITY_BITS) - 1) + 1
         self.agent_id = f"{self._identity_number:x}"
         self.cluster = ""
         self.address = ""

@@ -8,7 +8,6 @@ closed, and it must begin anew.
 """
 
 import os
-import secrets
 import select
 import threading
 import time
@@ -44,7 +43,7 @@ class Client:
         """The name is that of the agent's socket; the remedy is what users are told when the agent is gone."""
         self._name = name
         self._remedy = remedy
-        self._identity = secrets.token_bytes(16)
+        self._identity = os.urandom(16)
         self._pid = os.getpid()
         self._forks = 0
         self._local = threading.local()

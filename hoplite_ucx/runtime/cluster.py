@@ -5,7 +5,6 @@ starts find it through the environment, and it ends with this process.
 """
 
 import os
-import secrets
 import socket
 import threading
 import time
@@ -75,7 +74,7 @@ def read_token() -> bytes:
 
 def start_embedded(memory: int) -> Cluster:
     """A cluster on loopback for this process and those that it starts."""
-    token = secrets.token_hex(16)
+    token = os.urandom(16).hex()
     tied = threading.current_thread() is threading.main_thread()
     agent_process = processes.start("agent", tied_to_thread=tied)  # loads while the directory starts
     children = []
@@ -108,7 +107,7 @@ def directory_task(
 ) -> dict[str, Any]:
     """A successor takes the place of a directory of the same cluster that has ended."""
     return {
-        "cluster": cluster or secrets.token_hex(8),
+        "cluster": cluster or os.urandom(8).hex(),
         "token": token.hex(),
         "host": host,
         "port": port,
@@ -147,7 +146,7 @@ def _find(wanted: str, agent: str | None) -> tuple[list[str], list[str]]:
             continue
         try:
             greeted_by = time.monotonic() + _GREETING_SECONDS
-            connection = Connection(name, secrets.token_bytes(16), background=False, deadline=greeted_by)
+            connection = Connection(name, os.urandom(16), background=False, deadline=greeted_by)
         except GetTimeoutError:
             silent.append(name)
             continue

@@ -1,7 +1,7 @@
 """What runs here and in a cluster, for people: asked of this host's agents, and of a directory."""
 
 import asyncio
-import secrets
+import os
 import time
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ def local_agents() -> LocalAgents:
 
 def _status_of(name: str) -> dict[str, Any]:
     deadline = time.monotonic() + _SECONDS
-    connection = Connection(name, secrets.token_bytes(16), background=False, deadline=deadline)
+    connection = Connection(name, os.urandom(16), background=False, deadline=deadline)
     try:
         connection.send(wire.StatusRequest(1), deadline)
         reply = connection.receive(deadline)
@@ -75,7 +75,7 @@ async def _ask(address: str, token: bytes) -> dict[str, Any]:
 
         session.on_closed = on_closed
 
-    me = Identity(secrets.randbelow(1 << 60), token, tls=open_tls())
+    me = Identity(int.from_bytes(os.urandom(7)), token, tls=open_tls())
     session = await connect(address, me, Kind.CONTROL, made)
     try:
         session.send(STATUS)

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import uvloop
@@ -30,6 +31,7 @@ START_SECONDS = 15.0
 _STOP_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK = 0.5
+_LAUNCHER = str(Path(__file__).resolve().parents[1] / "launch.py")
 
 
 @dataclass(slots=True)
@@ -71,11 +73,24 @@ def spawn(role: str, task: dict[str, Any], *, tied_to_thread: bool) -> Child:
 def start(role: str, *, tied_to_thread: bool) -> "subprocess.Popen[bytes]":
     """Start a process that loads its part and waits for its task."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hoplite_ucx.runtime", role, str(os.getpid()), "tied" if tied_to_thread else "free"],
+        [*module("hoplite_ucx.runtime"), role, str(os.getpid()), "tied" if tied_to_thread else "free"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # a ctrl-C at the terminal is the parent's to handle
     )
+
+
+def module(name: str) -> list[str]:
+    """The command line that runs a module of this process's own package, and nothing from the current directory."""
+    return [sys.executable, *_interpreter_options(), _LAUNCHER, name]
+
+
+def _interpreter_options() -> list[str]:
+    """What this process was kept from loading, its children are kept from too."""
+    if sys.flags.isolated:
+        return ["-I"]
+    kept = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
+    return ["-P", *(option for option, is_set in kept.items() if is_set)]
 
 
 def tell(process: "subprocess.Popen[bytes]", task: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """References to objects, as users hold them."""
 
-import secrets
+import os
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import REF_BYTES
@@ -20,7 +20,7 @@ class ObjectRef:
 
     @classmethod
     def random(cls) -> "ObjectRef":
-        return cls(secrets.token_bytes(REF_BYTES))
+        return cls(os.urandom(REF_BYTES))
 
     @property
     def binary(self) -> bytes:

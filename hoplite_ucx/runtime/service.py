@@ -5,7 +5,7 @@ pause that doubles up to a bound; nodes come back to it by themselves. An agent 
 then the service ends, and says so.
 """
 
-import secrets
+import os
 import select
 import time
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Service:
     def __init__(self, plan: ServicePlan, tell: Callable[[str], None]) -> None:
         self._plan = plan
         self._tell = tell
-        self._cluster = secrets.token_hex(8)
+        self._cluster = os.urandom(8).hex()
         self._directory: Child | None = None
         self._agent: Child | None = None
         self._pause = _FIRST_PAUSE

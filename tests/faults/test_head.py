@@ -31,7 +31,7 @@ def start(host: Host, environment: dict[str, str], *options: str) -> tuple["subp
 
 def directory_of(service: int) -> int:
     children = Path(f"/proc/{service}/task/{service}/children").read_text().split()
-    (found,) = [c for c in children if Path(f"/proc/{c}/cmdline").read_text().split("\0")[3] == "directory"]
+    (found,) = [c for c in children if Path(f"/proc/{c}/cmdline").read_text().split("\0")[-4] == "directory"]
     return int(found)
 
 

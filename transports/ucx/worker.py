@@ -7,7 +7,7 @@ what has not (`settle`).
 """
 
 import logging
-import secrets
+import os
 from typing import Any, Protocol
 
 from hoplite_ucx.transports.ucx import library
@@ -56,7 +56,7 @@ class Worker:
 
     def new_tag(self) -> int:
         """Random bits that no other link of this worker has or had."""
-        while (tag := secrets.randbits(32)) in self._tags:
+        while (tag := int.from_bytes(os.urandom(4))) in self._tags:
             pass
         self._tags.add(tag)
         return tag
