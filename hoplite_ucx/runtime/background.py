@@ -25,14 +25,15 @@ class DaemonPool:
 
     def _begin(self) -> None:
         """A child made by fork has none of the threads, and nobody there waits for what they were to do."""
-        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Future[Any], list[Callable[[], Any]]]] = SimpleQueue()
+        """Each function alone in a list, out of which it is taken: nobody else keeps it."""
         self._lock = threading.Lock()
         self._threads = 0
         self._idle = 0
 
     def submit(self, function: Callable[[], R]) -> "Future[R]":
         future: Future[R] = Future()
-        self._work.put((future, function))
+        self._work.put((future, [function]))
         with self._lock:
             if self._idle < self._work.qsize() and self._threads < self._size:
                 self._threads += 1
@@ -46,11 +47,17 @@ class DaemonPool:
             future, function = self._work.get()
             with self._lock:
                 self._idle -= 1
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = function()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            if future.set_running_or_notify_cancel():
+                _do(future, function)
+            del future, function  # an idle thread keeps nothing alive
+
+
+def _do(future: "Future[Any]", function: list[Callable[[], Any]]) -> None:
+    """Whoever hears that it is done may drop what the function had hold of: no thread has it any more."""
+    try:
+        result = function.pop()()
+    except BaseException as error:
+        future.set_exception(error)
+        del future  # it has the error, whose traceback has this frame
+    else:
+        future.set_result(result)

@@ -34,8 +34,13 @@ _threads = DaemonPool(4, "hoplite-work")
 
 
 async def in_thread(work: Callable[[], R]) -> R:
-    """For work that takes a moment, and never waits for what other calls of this program may do."""
-    return await asyncio.wrap_future(_threads.submit(work))
+    """For work that takes a moment, and never waits for what other calls of this program may do.
+
+    The result is the caller's alone: a future would hand it on while its thread still has hold of it, and memory that
+    the caller drops would be free only a moment later."""
+    made: list[R] = []
+    await asyncio.wrap_future(_threads.submit(lambda: made.append(work())))
+    return made.pop()
 
 
 class LoopCalls:
