@@ -14,17 +14,17 @@ from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime import calls, current, values
 from hoplite_ucx.runtime.checks import (
     about,
+    check_array,
     check_out,
     check_outs,
     check_timeout,
     invalid,
-    is_whole,
     list_of_refs,
     optional_ref,
 )
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.drafts import Draft
-from hoplite_ucx.runtime.layout import MAX_BYTES, Array, ArrayLayout, Leaf, describe_dtype, encode_layout
+from hoplite_ucx.runtime.layout import Array, ArrayLayout, encode_layout
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
 
@@ -179,26 +179,14 @@ def create(
     seconds = check_timeout(timeout)
     name = optional_ref(ref)
     try:
-        kind: np.dtype[Any] = np.dtype(dtype)
-        extents = _extents(shape)
-        leaf = Leaf(describe_dtype(kind), extents)
-    except (TypeError, ValueError) as error:
-        raise about(invalid(str(error), "give a shape and a dtype as numpy takes them"), name) from error
+        leaf = check_array(shape, dtype)
+    except HopliteError as error:
+        raise about(error, name) from error
     size = leaf.nbytes()
-    if size >= MAX_BYTES:
-        raise about(invalid(f"{leaf} has {size} bytes, more than any object can", "make it smaller"), name)
     if size <= ours.greeting.small_limit:
-        return Draft(name, np.zeros(extents, kind), None, seconds)
+        return Draft(name, np.zeros(leaf.shape, leaf.numpy_dtype()), None, seconds)
     open_put = ours.begin_put(name.binary, size, encode_layout(ArrayLayout(leaf)), seconds)
     return Draft(name, leaf.on(open_put.memory), open_put, seconds)
-
-
-def _extents(shape: object) -> tuple[int, ...]:
-    given = shape if isinstance(shape, Sequence | np.ndarray) else (shape,)
-    extents = tuple(int(extent) for extent in given if is_whole(extent))
-    if len(extents) < len(given) or any(extent < 0 for extent in extents):
-        raise ValueError(f"{shape!r} is no shape")
-    return extents
 
 
 def seal(draft: Draft) -> ObjectRef:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime.layout import Array
+from hoplite_ucx.runtime.layout import MAX_BYTES, SAFE_DIMENSIONS, Array, Leaf, describe_dtype
 from hoplite_ucx.runtime.refs import ObjectRef
 
 
@@ -87,6 +87,55 @@ def check_outs(outs: object, needed: int) -> list[Array]:
     if isinstance(outs, np.ndarray) or not isinstance(outs, Sequence) or len(outs) != needed:
         raise invalid(f"out must be a list of {needed} arrays", "give one array for each ref")
     return [check_out(array) for array in outs]
+
+
+def check_array(shape: object, dtype: Any) -> Leaf:
+    """What `create` is asked for, as a leaf that numpy can make."""
+    extents = _extents(shape)
+    try:
+        leaf = Leaf(describe_dtype(np.dtype(dtype)), extents)
+    except Exception as error:  # numpy raises many kinds, and runs code of what it is given
+        raise invalid(
+            f"{_shown(dtype)} is not a dtype for objects: {str(error)[:_SHOWN]}", "give a numeric dtype"
+        ) from error
+    size = leaf.numpy_dtype().itemsize
+    for extent in extents:
+        size *= max(extent, 1)  # numpy bounds empty arrays too
+        if size >= MAX_BYTES:
+            raise invalid(f"{leaf} has more bytes than any object can have", "make it smaller")
+    return leaf
+
+
+def _extents(shape: object) -> tuple[int, ...]:
+    if is_whole(shape):
+        given: Sequence[Any] = (shape,)
+    elif isinstance(shape, np.ndarray) and shape.ndim == 1:
+        given = shape[: SAFE_DIMENSIONS + 1].tolist()
+    elif isinstance(shape, Sequence) and not isinstance(shape, str | bytes | bytearray | memoryview):
+        given = shape
+    else:
+        raise invalid(f"a shape is a whole number or a list of them, not {_shown(shape)}", _SHAPE_REMEDY)
+    if len(given) > SAFE_DIMENSIONS:
+        raise invalid(f"a shape has at most {SAFE_DIMENSIONS} dimensions, and this one more", _SHAPE_REMEDY)
+    for extent in given:
+        if not is_whole(extent) or not 0 <= extent < MAX_BYTES:
+            raise invalid(f"{_shown(extent)} cannot be an extent of a shape", _SHAPE_REMEDY)
+    return tuple(int(extent) for extent in given)
+
+
+_SHAPE_REMEDY = "give a shape such as 1000 or (1000, 3)"
+_SHOWN = 80
+
+
+def _shown(value: object) -> str:
+    """For an error text: short, whatever it is."""
+    if isinstance(value, str | bytes | bytearray):
+        value = value[:_SHOWN]
+    elif isinstance(value, int) and abs(value) >= MAX_BYTES:
+        return "an int of more than 62 bits"
+    elif not isinstance(value, int | float | np.generic):
+        return f"a {type(value).__name__}"
+    return f"the {type(value).__name__} {value!r}"[:_SHOWN]
 
 
 def operation(op: object) -> Operation:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msgspec import Meta, Struct
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.messages import MAX_LAYOUT
 
 ALIGNMENT = 64
 
@@ -28,9 +29,10 @@ MAX_BYTES = 1 << 62
 Size: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_BYTES)]
 
 _MAX_DIMENSIONS = 64
-_SAFE_DIMENSIONS = 32
+SAFE_DIMENSIONS = 32
 """So many every numpy takes."""
 _MAX_DEPTH = 64
+_MAX_DTYPE = MAX_LAYOUT // 2
 _SHORT = 256
 """Layouts of up to so many bytes are remembered: those of one array, mostly."""
 
@@ -155,7 +157,7 @@ def array_form(data: bytes, size: int) -> tuple[tuple[int, ...], np.dtype[Any], 
     if len(data) > _SHORT or not isinstance(layout := _decode_layout(data, size), ArrayLayout):
         return None
     leaf = layout.leaf
-    if 0 in leaf.shape or len(leaf.shape) > _SAFE_DIMENSIONS:
+    if 0 in leaf.shape or len(leaf.shape) > SAFE_DIMENSIONS:
         return None
     return leaf.shape, leaf.numpy_dtype(), leaf.offset, "F" if leaf.fortran else "C"
 
@@ -203,7 +205,10 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
     if dtype.name in _EXTENSIONS:
         return dtype.name
     if dtype.fields is not None or dtype.subdtype is not None:
-        return np.lib.format.dtype_to_descr(dtype)
+        description = np.lib.format.dtype_to_descr(dtype)
+        if len(_encoder.encode(description)) > _MAX_DTYPE:
+            raise ValueError("the dtype has too many fields")
+        return description
     if dtype.kind == "V" and dtype.type is not np.void:
         raise ValueError(f"dtype {dtype.name} is not known to numpy itself")
     return dtype.str
