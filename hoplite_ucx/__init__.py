@@ -1,36 +1,28 @@
 """Collectives for task-based Python programs: put an object once, get it anywhere, reduce whatever is ready.
 
-This module is the public face of the package and only re-exports; the parts live below it. `protocol` decides,
+This module is the public face of the package and only re-exports: its functions are the methods of one `Cluster`, that
+of `init`. The parts live below it. `protocol` decides,
 `runtime` and `simulate` carry its decisions out on real and on virtual networks, `transports` moves bytes over one
 link, `gpu` knows device memory, `cli` is the `hoplite` command and `bench` measures.
 """
 
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime.api import (
-    allreduce,
-    contributors,
-    create,
-    delete,
-    gather,
-    get,
-    new_ref,
-    put,
-    reduce,
-    seal,
-    wait,
-)
-from hoplite_ucx.runtime.current import init, is_initialized, shutdown
+from hoplite_ucx.runtime import current as _current
+from hoplite_ucx.runtime.api import Cluster
+from hoplite_ucx.runtime.current import cluster, connect, init, is_initialized, shutdown
 from hoplite_ucx.runtime.drafts import Draft
-from hoplite_ucx.runtime.refs import ObjectRef
-from hoplite_ucx.runtime.scopes import scope
+from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cluster",
     "Draft",
     "HopliteError",
     "ObjectRef",
     "allreduce",
+    "cluster",
+    "connect",
     "contributors",
     "create",
     "delete",
@@ -46,3 +38,15 @@ __all__ = [
     "shutdown",
     "wait",
 ]
+
+put = _current.default.put
+get = _current.default.get
+gather = _current.default.gather
+wait = _current.default.wait
+delete = _current.default.delete
+reduce = _current.default.reduce
+allreduce = _current.default.allreduce
+contributors = _current.default.contributors
+create = _current.default.create
+seal = _current.default.seal
+scope = _current.default.scope

@@ -6,9 +6,10 @@ questions, is sent the replies, and returns the result. Whoever carries it out k
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from hoplite_ucx.runtime import wire
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime import values, wire
 from hoplite_ucx.runtime.checks import (
     about,
     check_count,
@@ -19,6 +20,7 @@ from hoplite_ucx.runtime.checks import (
     operation,
     optional_ref,
 )
+from hoplite_ucx.runtime.layout import Array
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.values import Encoded
 
@@ -106,3 +108,14 @@ def contributors(ref: ObjectRef, timeout: float | None) -> Steps[list[ObjectRef]
     reply = yield Question(lambda call: wire.ContributorsRequest(call, name, seconds), seconds)
     assert isinstance(reply, wire.References)
     return [ObjectRef(name) for name in reply.refs]
+
+
+def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None) -> Any:
+    """What was got, as the user is to have it."""
+    try:
+        if out is None:
+            return values.decode(memory, layout)
+        values.copy_out(memory, layout, out)
+    except HopliteError as error:
+        raise about(error, ref) from error
+    return out

@@ -11,6 +11,9 @@ from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.layout import MAX_BYTES, SAFE_DIMENSIONS, Array, Leaf, describe_dtype
 from hoplite_ucx.runtime.refs import ObjectRef
 
+DEFAULT_TIMEOUT = 300.0
+"""Seconds, for every call that is given none."""
+
 
 def invalid(detail: str, remedy: str) -> HopliteError:
     return Failure(FailureKind.INVALID, detail, remedy).exception()

@@ -86,6 +86,10 @@ class Client:
         self._background.close()
         self._mine.clear()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     # --- calls -------------------------------------------------------------------------------------------------
 
     def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
@@ -390,7 +394,7 @@ def closed(detail: str, remedy: str) -> HopliteError:
 
 def forked() -> HopliteError:
     detail = "this process was forked from one that uses hoplite, and cannot share its connections"
-    return closed(detail, "call init() in the child, or start it with the 'spawn' method")
+    return closed(detail, "call init() or connect() in the child, or start it with the 'spawn' method")
 
 
 def _no_memory(error: OSError) -> HopliteError:

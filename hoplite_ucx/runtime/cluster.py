@@ -1,7 +1,7 @@
 """How a process finds its cluster: one of its own on loopback, or the agent of its host; and the cluster's token.
 
 An embedded cluster is a directory and an agent as child processes, with a random token. The processes that this one
-starts find it through the environment, and it ends with this process.
+starts can find it through the environment, and it ends with this process.
 """
 
 import os
@@ -36,18 +36,26 @@ _INIT_AGAIN = "call shutdown() and init() again; what was put before is lost wit
 
 
 @dataclass(slots=True)
-class Cluster:
-    """What `init` made or found."""
+class Attachment:
+    """A cluster that was started or found, as one process uses it."""
 
     client: Client
     children: list[Child] = field(default_factory=list)
-    environment: dict[str, str | None] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    """The variables through which the processes that this one starts can find a cluster of its own."""
+    hidden: dict[str, str | None] = field(default_factory=dict)
+    """What they were before they were set."""
+
+    def export(self) -> None:
+        """Set those variables until the end."""
+        self.hidden = {name: os.environ.get(name) for name in self.names}
+        os.environ.update(self.names)
 
     def close(self) -> None:
         self.client.close()
         for child in reversed(self.children):
             child.stop()
-        for name, value in self.environment.items():
+        for name, value in self.hidden.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -72,8 +80,8 @@ def read_token() -> bytes:
     return b""
 
 
-def start_embedded(memory: int) -> Cluster:
-    """A cluster on loopback for this process and those that it starts."""
+def start_embedded(memory: int) -> Attachment:
+    """A cluster on loopback for this process and those that are told of it."""
     token = os.urandom(16).hex()
     tied = threading.current_thread() is threading.main_thread()
     agent_process = processes.start("agent", tied_to_thread=tied)  # loads while the directory starts
@@ -91,10 +99,7 @@ def start_embedded(memory: int) -> Cluster:
         for child in children:
             child.stop()
         raise
-    names = {ADDRESS: address, AGENT: report["agent"], TOKEN: token}
-    environment = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    return Cluster(client, children, environment)
+    return Attachment(client, children, {ADDRESS: address, AGENT: report["agent"], TOKEN: token})
 
 
 def directory_task(
@@ -119,7 +124,7 @@ def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str
     return {"directory": directory, "token": token.hex(), "memory": memory, "rate": rate, "host": host}
 
 
-def join(address: str, agent: str | None) -> Cluster:
+def join(address: str, agent: str | None) -> Attachment:
     """Find this host's agent of the cluster at that address."""
     try:
         wanted = _resolve(address)
@@ -129,7 +134,7 @@ def join(address: str, agent: str | None) -> Cluster:
     while True:
         found, silent = _find(wanted, agent)
         if len(found) == 1:
-            return Cluster(Client(found[0]))
+            return Attachment(Client(found[0]))
         if len(found) > 1:
             which = f"several agents of {address} run here: {_names(found)}"
             raise _invalid(which, f"name one with agent= or {AGENT}")

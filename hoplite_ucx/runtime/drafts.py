@@ -1,11 +1,17 @@
 """Objects that users fill in place, in memory of the store: a put without a copy."""
 
 import contextlib
+from collections.abc import Sequence
 
-from hoplite_ucx.runtime import current, values
-from hoplite_ucx.runtime.checks import about, invalid
+import numpy as np
+import numpy.typing as npt
+
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime import values
+from hoplite_ucx.runtime.checks import about, check_array, check_timeout, invalid, optional_ref
 from hoplite_ucx.runtime.client import OpenPut
-from hoplite_ucx.runtime.layout import Array
+from hoplite_ucx.runtime.layout import Array, ArrayLayout, encode_layout
+from hoplite_ucx.runtime.membership import Membership
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
 
@@ -16,11 +22,15 @@ class Draft:
     In a `with` block it is sealed at the end, or given up if the block fails.
     """
 
-    def __init__(self, ref: ObjectRef, array: Array, put: OpenPut | None, timeout: float | None) -> None:
+    def __init__(
+        self, of: Membership, ref: ObjectRef, array: Array, put: OpenPut | None, timeout: float | None
+    ) -> None:
+        """An array without an open put is small, and goes to the agent by copy when it is sealed."""
+        self._of = of
         self.ref = ref
         self.array = array
         self._put = put
-        self._timeout = timeout
+        self.timeout = timeout
         self._over = False
 
     def advance(self, nbytes: int) -> None:
@@ -39,10 +49,10 @@ class Draft:
         self._over = True
         self.array.flags.writeable = False
         if self._put is not None:
-            self._put.finish(self._timeout)
+            self._put.finish(self.timeout)
         else:
-            current.client().put(self.ref.binary, values.encode(self.array), self._timeout)
-        return note_made(self.ref)
+            self._of.client.put(self.ref.binary, values.encode(self.array), self.timeout)
+        return note_made(self._of, self.ref)
 
     def abort(self) -> None:
         """Give it up: nothing was put."""
@@ -67,3 +77,26 @@ class Draft:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.abort()
+
+
+def open_draft(
+    of: Membership, shape: int | Sequence[int], dtype: npt.DTypeLike, ref: ObjectRef | None, timeout: float | None
+) -> Draft:
+    ours = of.client
+    seconds = check_timeout(timeout)
+    name = optional_ref(ref)
+    try:
+        leaf = check_array(shape, dtype)
+    except HopliteError as error:
+        raise about(error, name) from error
+    size = leaf.nbytes()
+    if size <= ours.greeting.small_limit:
+        return Draft(of, name, np.zeros(leaf.shape, leaf.numpy_dtype()), None, seconds)
+    open_put = ours.begin_put(name.binary, size, encode_layout(ArrayLayout(leaf)), seconds)
+    return Draft(of, name, leaf.on(open_put.memory), open_put, seconds)
+
+
+def one_draft(draft: object) -> Draft:
+    if not isinstance(draft, Draft):
+        raise invalid(f"seal takes what create returned, not a {type(draft).__name__}", "call create() first")
+    return draft

@@ -259,16 +259,17 @@ def _until(deadline: float) -> float:
     return max(0.0, min(QUIET, deadline - time.monotonic()))
 
 
-_of_loops: dict[asyncio.AbstractEventLoop, LoopCalls] = {}
+_of_loops: dict[tuple[asyncio.AbstractEventLoop, Client], LoopCalls] = {}
 
 
 def of_this_loop(client: Client) -> LoopCalls:
-    """The calls of the running loop with this client. What loops that have ended left behind is dropped."""
-    for loop in [loop for loop in list(_of_loops) if loop.is_closed()]:
-        if (left := _of_loops.pop(loop, None)) is not None:
+    """The calls of the running loop with this client. What loops and clients that have ended left behind is dropped."""
+    for loop, other in [key for key in list(_of_loops) if key[0].is_closed() or key[1].closed]:
+        left = _of_loops.pop((loop, other), None)
+        if left is not None and loop.is_closed():  # else the loop itself sees its connections end
             left.drop()
-    loop = asyncio.get_running_loop()
-    calls = _of_loops.get(loop)
-    if calls is None or calls.client is not client:
-        calls = _of_loops[loop] = LoopCalls(client)
+    key = (asyncio.get_running_loop(), client)
+    calls = _of_loops.get(key)
+    if calls is None:
+        calls = _of_loops[key] = LoopCalls(client)
     return calls

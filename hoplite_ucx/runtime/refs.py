@@ -40,3 +40,8 @@ class ObjectRef:
 
     def __reduce__(self) -> tuple[type["ObjectRef"], tuple[bytes]]:
         return ObjectRef, (self._binary,)
+
+
+def new_ref() -> ObjectRef:
+    """A name for an object that does not exist yet: `put(value, ref=...)` fulfils it, and gets of it wait for that."""
+    return ObjectRef.random()

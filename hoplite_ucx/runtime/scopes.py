@@ -3,37 +3,32 @@
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.runtime import calls, current
+from hoplite_ucx.runtime.membership import Membership
 from hoplite_ucx.runtime.refs import ObjectRef
 
-_scope: contextvars.ContextVar[list[ObjectRef] | None] = contextvars.ContextVar("hoplite_scope", default=None)
 DELETE_SECONDS = 300.0
 
 
-@contextlib.contextmanager
-def scope() -> Iterator[None]:
-    """Delete on exit what was put, reduced or sealed inside, by this thread or task."""
-    made: list[ObjectRef] = []
-    try:
-        with collect(made):
-            yield
-    except BaseException as error:
-        with failing_too(error):
-            _delete_all(made)
-        raise
-    _delete_all(made)
+class _Scope(NamedTuple):
+    of: Membership
+    made: list[ObjectRef]
+
+
+_scopes: contextvars.ContextVar[tuple[_Scope, ...]] = contextvars.ContextVar("hoplite_scopes", default=())
+"""Those that this thread or task is in, the innermost last."""
 
 
 @contextlib.contextmanager
-def collect(made: list[ObjectRef]) -> Iterator[None]:
-    """Every ref that is made inside is noted."""
-    mark = _scope.set(made)
+def collect(of: Membership, made: list[ObjectRef]) -> Iterator[None]:
+    """Every ref that is made inside, in this cluster, is noted."""
+    mark = _scopes.set((*_scopes.get(), _Scope(of, made)))
     try:
         yield
     finally:
-        _scope.reset(mark)
+        _scopes.reset(mark)
 
 
 @contextlib.contextmanager
@@ -45,14 +40,10 @@ def failing_too(error: BaseException) -> Iterator[None]:
         error.add_note(f"What was made in the scope could not be deleted: {failed}")
 
 
-def _delete_all(made: list[ObjectRef]) -> None:
-    if made and current.is_initialized():
-        current.client().carry_out(calls.delete(made, DELETE_SECONDS))
-
-
-def note_made(ref: ObjectRef) -> ObjectRef:
+def note_made(of: Membership, ref: ObjectRef) -> ObjectRef:
     """Every ref that a call returns passes through here."""
-    made = _scope.get()
-    if made is not None:
-        made.append(ref)
+    for scope in reversed(_scopes.get()):
+        if scope.of is of:
+            scope.made.append(ref)
+            break
     return ref

@@ -25,7 +25,7 @@ def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     hoplite.init(memory=64 << 20)
-    cluster = current._here.cluster
+    cluster = current.membership.attachment
     assert cluster is not None
     yield cluster.children[1].process.pid
     hoplite.shutdown()

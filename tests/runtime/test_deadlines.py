@@ -16,7 +16,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from hoplite_ucx.errors import ClosedError, GetTimeoutError
-from hoplite_ucx.runtime import client, connection, current
+from hoplite_ucx.runtime import async_api, client, connection, current
 from hoplite_ucx.runtime.background import DaemonPool
 
 LIMIT = 0.1
@@ -47,7 +47,7 @@ def agent() -> Iterator[int]:
         for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
             patch.delenv(name, raising=False)
         hoplite.init(memory=64 << 20)
-        cluster = current._here.cluster
+        cluster = current.membership.attachment
         assert cluster is not None
         yield cluster.children[1].process.pid
         hoplite.shutdown()
@@ -144,7 +144,7 @@ def test_a_loop_that_is_held_up_while_it_connects_blames_nobody() -> None:
 
 
 def test_a_put_that_has_to_queue_is_not_held_up_by_others(agent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio, "_large_puts", DaemonPool(1, "test"))
+    monkeypatch.setattr(async_api, "_large_puts", DaemonPool(1, "test"))
 
     async def main() -> None:
         with stopped(agent):
@@ -170,17 +170,14 @@ def test_without_a_limit_a_stopped_agent_is_noticed(agent: int, monkeypatch: pyt
             assert time.monotonic() - began < 4
 
 
-def test_a_shutdown_ends_what_other_threads_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(current, "_here", current._Process())  # beside the one that the other tests share
-    hoplite.init(memory=64 << 20)
-    draft = hoplite.create(LARGE.shape)
+def test_a_shutdown_ends_what_other_threads_wait_for() -> None:
+    cluster = hoplite.connect(memory=64 << 20)  # beside the one that the other tests share
+    draft = cluster.create(LARGE.shape)
     ended: list[tuple[BaseException, float]] = []
 
     def get() -> None:
         try:
-            hoplite.get(hoplite.new_ref(), timeout=None)
+            cluster.get(hoplite.new_ref(), timeout=None)
         except BaseException as error:
             ended.append((error, time.monotonic()))
 
@@ -188,7 +185,7 @@ def test_a_shutdown_ends_what_other_threads_wait_for(monkeypatch: pytest.MonkeyP
     thread.start()
     time.sleep(0.5)
     began = time.monotonic()
-    hoplite.shutdown()
+    cluster.close()
     thread.join(10)
     [(error, when)] = ended
     assert isinstance(error, ClosedError)

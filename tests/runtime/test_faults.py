@@ -14,7 +14,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, HopliteError, ObjectLostError
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime import current, processes
 from hoplite_ucx.runtime.cluster import directory_task
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
@@ -307,7 +307,7 @@ def test_a_process_without_descriptors_is_told_so() -> None:
 
 def fail_in_a_scope() -> None:
     with hoplite.scope():
-        note_made(hoplite.new_ref())
+        note_made(current.membership, hoplite.new_ref())
         raise ValueError("the user's own")
 
 
