@@ -21,15 +21,15 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show this host's agents, their largest objects and links, and the nodes of the cluster. It fails if there is
-    neither an agent here nor a cluster to ask."""
+    """Show the nodes of the cluster, and this host's agents of it (all of them, if no cluster is named) with their
+    largest objects and streams. It fails if there is neither an agent here nor a cluster to ask."""
     where = address or os.environ.get(ADDRESS)
     try:
         cluster = directory_status(where, read_token()) if where is not None else None
     except HopliteError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    agents = local_agents()
+    agents = local_agents(cluster["cluster"] if cluster is not None else None)
     if as_json:
         typer.echo(json.dumps({"cluster": cluster, "agents": agents.status, "silent": agents.silent}))
     else:

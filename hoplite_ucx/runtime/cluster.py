@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hoplite_ucx.protocol.errors import Failure, FailureKind, GetTimeoutError, HopliteError
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.settings import GIB
-from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime import processes, wire
 from hoplite_ucx.runtime.addresses import LOOPBACK_RATE
 from hoplite_ucx.runtime.client import Client
-from hoplite_ucx.runtime.connection import Connection, agents
+from hoplite_ucx.runtime.connection import agents
 from hoplite_ucx.runtime.processes import Child
+from hoplite_ucx.runtime.roll_call import RollCall
 from hoplite_ucx.runtime.workers import socket_name
 from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.private_files import PrivateFileError, read_private
@@ -30,6 +31,8 @@ TOKEN_FILE = "HOPLITE_TOKEN_FILE"
 
 _FIND_SECONDS = 2.0
 _GREETING_SECONDS = 5.0
+"""For all agents of this host together."""
+_LOOK_SECONDS = 0.05
 _PATIENCE = 3.0
 """Nobody starts an embedded directory again: after this long without it, the agent ends, and calls hear of it."""
 _INIT_AGAIN = "call shutdown() and init() again; what was put before is lost with it"
@@ -130,41 +133,37 @@ def join(address: str, agent: str | None) -> Attachment:
         wanted = _resolve(address)
     except (ValueError, OSError) as error:
         raise _invalid(f"no directory can be at {address!r}: {error}", "correct the address") from error
-    deadline = time.monotonic() + _FIND_SECONDS
-    while True:
-        found, silent = _find(wanted, agent)
-        if len(found) == 1:
-            return Attachment(Client(found[0]))
-        if len(found) > 1:
-            which = f"several agents of {address} run here: {_names(found)}"
-            raise _invalid(which, f"name one with agent= or {AGENT}")
-        if time.monotonic() >= deadline:
-            raise _no_agent(address, agent, silent)
-        time.sleep(0.05)
+    began = time.monotonic()
+    with RollCall() as call:
+        while True:
+            waited = time.monotonic() - began
+            call.ask(name for name in agents() if agent is None or name.endswith(f"-{agent}"))
+            greetings = call.hear(_LOOK_SECONDS)
+            found = [name for name, greeting in greetings.items() if _belongs(greeting, wanted)]
+            if found:
+                return Attachment(Client(_only([*found, *_same_cluster(found, call.silent)], address)))
+            if waited >= (_GREETING_SECONDS if call.silent else _FIND_SECONDS):
+                raise _no_agent(address, agent, call.silent)
 
 
-def _find(wanted: str, agent: str | None) -> tuple[list[str], list[str]]:
-    """The sockets of the agents that belong to this cluster, and of those that do not say where they belong."""
-    found, silent = [], []
-    for name in agents():
-        if agent is not None and not name.endswith(f"-{agent}"):
-            continue
-        try:
-            greeted_by = time.monotonic() + _GREETING_SECONDS
-            connection = Connection(name, os.urandom(16), background=False, deadline=greeted_by)
-        except GetTimeoutError:
-            silent.append(name)
-            continue
-        except HopliteError:
-            continue  # it has just ended
-        directory = connection.greeting.directory
-        connection.close()
-        try:
-            if _resolve(directory) == wanted:
-                found.append(name)
-        except (ValueError, OSError):
-            continue
-    return found, silent
+def _belongs(greeting: wire.Reply, wanted: str) -> bool:
+    assert isinstance(greeting, wire.Greeting)
+    try:
+        return _resolve(greeting.directory) == wanted
+    except (ValueError, OSError):
+        return False
+
+
+def _same_cluster(found: list[str], silent: list[str]) -> list[str]:
+    """Of those that have not answered yet: a socket's name tells its cluster."""
+    clusters = {name.rpartition("-")[0] for name in found}
+    return [name for name in silent if name.rpartition("-")[0] in clusters]
+
+
+def _only(found: list[str], address: str) -> str:
+    if len(found) > 1:
+        raise _invalid(f"several agents of {address} run here: {_names(found)}", f"name one with agent= or {AGENT}")
+    return found[0]
 
 
 def _names(sockets: list[str]) -> str:

@@ -3,15 +3,16 @@
 import asyncio
 import os
 import time
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
-from hoplite_ucx.protocol.errors import Failure, FailureKind, GetTimeoutError, HopliteError
+from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.runtime import wire
-from hoplite_ucx.runtime.connection import Connection, agents
+from hoplite_ucx.runtime.connection import agents
 from hoplite_ucx.runtime.directory import STATUS
+from hoplite_ucx.runtime.roll_call import RollCall
+from hoplite_ucx.runtime.workers import socket_name
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.session import Session, connect
@@ -26,28 +27,21 @@ class LocalAgents(NamedTuple):
     """Those that did not answer, by their names."""
 
 
-def local_agents() -> LocalAgents:
-    """Every agent that this user runs on this host."""
-    found = LocalAgents([], [])
-    for name in agents():
-        with suppress(HopliteError):  # it has just ended
-            try:
-                found.status.append(_status_of(name))
-            except GetTimeoutError:
-                found.silent.append(name.rsplit("-", 1)[-1])
-    return found
-
-
-def _status_of(name: str) -> dict[str, Any]:
+def local_agents(cluster: str | None = None) -> LocalAgents:
+    """Every agent that this user runs on this host, or those of one cluster."""
+    ours = "" if cluster is None else socket_name(cluster, "")
+    found: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + _SECONDS
-    connection = Connection(name, os.urandom(16), background=False, deadline=deadline)
-    try:
-        connection.send(wire.StatusRequest(1), deadline)
-        reply = connection.receive(deadline)
-    finally:
-        connection.close()
-    assert isinstance(reply, wire.Report)
-    return reply.status
+    with RollCall(wire.StatusRequest(1)) as call:
+        call.ask(name for name in agents() if name.startswith(ours))
+        left = _SECONDS
+        while call.silent and left > 0:
+            left = deadline - time.monotonic()
+            for name, reply in call.hear(left).items():
+                assert isinstance(reply, wire.Report)
+                found[name] = reply.status
+        silent = [name.rpartition("-")[2] for name in sorted(call.silent)]
+    return LocalAgents([found[name] for name in sorted(found)], silent)
 
 
 def directory_status(address: str, token: bytes) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_status_where_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["hoplite_ucx.cli.status"], "local_agents", lambda: LocalAgents([], []))
+    monkeypatch.setattr(sys.modules["hoplite_ucx.cli.status"], "local_agents", lambda _: LocalAgents([], []))
     monkeypatch.delenv("HOPLITE_ADDRESS", raising=False)
     done = CliRunner().invoke(app, ["status"])
     assert done.exit_code == 1
