@@ -6,20 +6,40 @@ of `init`. The parts live below it. `protocol` decides,
 link, `gpu` knows device memory, `cli` is the `hoplite` command and `bench` measures.
 """
 
-from hoplite_ucx.errors import HopliteError
+from hoplite_ucx.errors import (
+    ClosedError,
+    GetTimeoutError,
+    HopliteError,
+    InternalError,
+    InvalidRequestError,
+    ObjectDeletedError,
+    ObjectLostError,
+    PutAbortedError,
+    StaleError,
+    StoreFullError,
+)
 from hoplite_ucx.runtime import current as _current
 from hoplite_ucx.runtime.api import Cluster
 from hoplite_ucx.runtime.current import cluster, connect, init, is_initialized, shutdown
 from hoplite_ucx.runtime.drafts import Draft
-from hoplite_ucx.runtime.refs import ObjectRef, new_ref
+from hoplite_ucx.runtime.refs import ObjectRef, new_ref, ref_for
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClosedError",
     "Cluster",
     "Draft",
+    "GetTimeoutError",
     "HopliteError",
+    "InternalError",
+    "InvalidRequestError",
+    "ObjectDeletedError",
+    "ObjectLostError",
     "ObjectRef",
+    "PutAbortedError",
+    "StaleError",
+    "StoreFullError",
     "allreduce",
     "cluster",
     "connect",
@@ -33,6 +53,7 @@ __all__ = [
     "new_ref",
     "put",
     "reduce",
+    "ref_for",
     "scope",
     "seal",
     "shutdown",

@@ -9,7 +9,7 @@ from hoplite_ucx.runtime.api import Cluster
 from hoplite_ucx.runtime.async_api import AsyncCluster
 from hoplite_ucx.runtime.current import is_initialized
 from hoplite_ucx.runtime.looped import in_thread
-from hoplite_ucx.runtime.refs import new_ref
+from hoplite_ucx.runtime.refs import new_ref, ref_for
 
 __all__ = [
     "AsyncCluster",
@@ -26,6 +26,7 @@ __all__ = [
     "new_ref",
     "put",
     "reduce",
+    "ref_for",
     "scope",
     "seal",
     "shutdown",

@@ -65,6 +65,6 @@ def _delete_idle(seconds: float) -> int:
 
 def _ref(text: str) -> hoplite.ObjectRef:
     try:
-        return hoplite.ObjectRef(bytes.fromhex(text))
-    except (ValueError, HopliteError):
+        return hoplite.ObjectRef.fromhex(text)
+    except HopliteError:
         raise typer.BadParameter(f"{text!r} is no ref; they have 32 hexadecimal digits", param_hint="REF...") from None

@@ -5,10 +5,12 @@ one list of what may happen; each kind maps to one exception class.
 """
 
 import enum
+from typing import Any
 
 from msgspec import Struct
 
-from hoplite_ucx.protocol.ids import short
+from hoplite_ucx.protocol.ids import REF_BYTES, short
+from hoplite_ucx.protocol.refs import ObjectRef
 
 
 class FailureKind(enum.StrEnum):
@@ -49,8 +51,10 @@ class HopliteError(Exception):
         self.failure = failure
 
     @property
-    def ref(self) -> bytes | None:
-        return self.failure.ref
+    def ref(self) -> ObjectRef | None:
+        """The object that it is about, where there is one; None also if what was given could not be the ref of any."""
+        name = self.failure.ref
+        return ObjectRef(name) if name is not None and len(name) == REF_BYTES else None
 
     @property
     def peer(self) -> str | None:
@@ -58,7 +62,12 @@ class HopliteError(Exception):
 
     @property
     def remedy(self) -> str:
+        """What to do about it."""
         return self.failure.remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Processes send errors to each other."""
+        return type(self), (self.failure,), self.__dict__
 
 
 class ObjectLostError(HopliteError):

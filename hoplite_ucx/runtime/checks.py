@@ -9,7 +9,7 @@ import numpy as np
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.layout import MAX_BYTES, SAFE_DIMENSIONS, Array, Leaf, describe_dtype
-from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds, for every call that is given none."""
@@ -34,7 +34,7 @@ def one_ref(ref: object) -> ObjectRef:
 
 
 def optional_ref(ref: object) -> ObjectRef:
-    return ObjectRef.random() if ref is None else one_ref(ref)
+    return new_ref() if ref is None else one_ref(ref)
 
 
 def list_of_refs(refs: object, most: int | None = None) -> list[ObjectRef]:

@@ -1,47 +1,33 @@
-"""References to objects, as users hold them."""
+"""Where refs come from: chance, or a name."""
 
+import hashlib
 import os
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import REF_BYTES
+from hoplite_ucx.protocol.refs import ObjectRef
 
+__all__ = ["ObjectRef", "new_ref", "ref_for"]
 
-class ObjectRef:
-    """The name of an object, perhaps before it exists. Refs can be compared, hashed, pickled and sent anywhere."""
-
-    __slots__ = ("_binary",)
-
-    def __init__(self, binary: bytes) -> None:
-        given: object = binary
-        if not isinstance(given, bytes) or len(given) != REF_BYTES:
-            detail = f"a ref is made of {REF_BYTES} bytes, not of {given!r}"
-            raise Failure(FailureKind.INVALID, detail[:200], "use new_ref(), or the binary of another ref").exception()
-        self._binary = binary
-
-    @classmethod
-    def random(cls) -> "ObjectRef":
-        return cls(os.urandom(REF_BYTES))
-
-    @property
-    def binary(self) -> bytes:
-        return self._binary
-
-    def hex(self) -> str:
-        return self._binary.hex()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectRef) and self._binary == other._binary
-
-    def __hash__(self) -> int:
-        return hash(self._binary)
-
-    def __repr__(self) -> str:
-        return f"ObjectRef({self._binary.hex()})"
-
-    def __reduce__(self) -> tuple[type["ObjectRef"], tuple[bytes]]:
-        return ObjectRef, (self._binary,)
+_NAMED = b"hoplite name"
+"""Names are hashed for this purpose only, so that no other use of the hash gives the same refs."""
 
 
 def new_ref() -> ObjectRef:
     """A name for an object that does not exist yet: `put(value, ref=...)` fulfils it, and gets of it wait for that."""
-    return ObjectRef.random()
+    return ObjectRef(os.urandom(REF_BYTES))
+
+
+def ref_for(name: str) -> ObjectRef:
+    """The ref of a named object: everybody who gives the same name has the same ref, in every process and cluster.
+
+    A name is any text, of any length, and `ref_for("run 7/weights")` shows how to keep those of several programs
+    apart. What is put first under a name stays, until it is deleted; then the name is refused for a while. Raises
+    `InvalidRequestError` if the name is not a text.
+    """
+    given: object = name
+    if not isinstance(given, str):
+        detail = f"a name is a text, not a {type(given).__name__}"
+        raise Failure(FailureKind.INVALID, detail, 'give one such as "weights"').exception()
+    data = name.encode("utf-8", "surrogatepass")
+    return ObjectRef(hashlib.blake2b(data, digest_size=REF_BYTES, person=_NAMED).digest())

@@ -1,4 +1,6 @@
+import copy
 import inspect
+import pickle
 
 import msgspec
 import pytest
@@ -18,6 +20,7 @@ from hoplite_ucx.protocol.errors import (
     StaleError,
     StoreFullError,
 )
+from hoplite_ucx.protocol.refs import ObjectRef
 from tests.protocol.harness import ref
 
 EXCEPTIONS = [
@@ -45,7 +48,23 @@ def test_an_exception_names_ref_peer_and_remedy(kind: FailureKind, exception: ty
     error = Failure(kind, "it broke", "mend it", name, "node-7").exception()
     assert type(error) is exception
     assert str(error) == "object c0ffee00: it broke (peer node-7); mend it"
-    assert (error.ref, error.peer, error.remedy) == (name, "node-7", "mend it")
+    assert (error.ref, error.peer, error.remedy) == (ObjectRef(name), "node-7", "mend it")
+
+
+@pytest.mark.parametrize(("kind", "exception"), EXCEPTIONS)
+def test_an_exception_survives_pickling(kind: FailureKind, exception: type[HopliteError]) -> None:
+    error = Failure(kind, "it broke", "fix it", ref(1), "node-7").exception()
+    error.add_note("in the third step")
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(error, protocol))
+        assert type(again) is exception
+        assert (str(again), again.ref, again.peer, again.remedy) == (str(error), error.ref, "node-7", "fix it")
+        assert again.__notes__ == ["in the third step"]
+    assert str(copy.copy(error)) == str(error)
+
+
+def test_what_cannot_be_a_ref_is_none() -> None:
+    assert Failure(FailureKind.INVALID, "a ref has 16 bytes", "correct it", b"short").exception().ref is None
 
 
 def test_what_is_unknown_is_left_out() -> None:

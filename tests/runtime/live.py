@@ -10,7 +10,7 @@ from hoplite_ucx.runtime import calls, processes, values
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.processes import Child
-from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 from hoplite_ucx.runtime.workers import socket_name
 
 TOKEN = b"a token for tests"
@@ -30,7 +30,7 @@ class Host:
         return socket_name(self.agent.report["cluster"], self.agent.report["agent"])
 
     def put(self, value: object, ref: ObjectRef | None = None, timeout: float | None = SECONDS) -> ObjectRef:
-        name = ref or ObjectRef.random()
+        name = ref or new_ref()
         self.client.put(name.binary, values.encode(value), timeout, fresh=ref is None)
         return name
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import hoplite_ucx as hoplite
+from hoplite_ucx import errors
 from hoplite_ucx.errors import (
     ClosedError,
     GetTimeoutError,
@@ -118,7 +119,7 @@ def test_an_operation_without_a_meaning_gives_nobody_bytes(size: int) -> None:
     target = hoplite.reduce(refs, op="xor")
     with pytest.raises(InvalidRequestError, match="xor is not defined for float64") as caught:
         hoplite.get(target, timeout=10)
-    assert caught.value.ref == target.binary
+    assert caught.value.ref == target
     with pytest.raises(InvalidRequestError, match="xor is not defined for float64"):
         hoplite.get(hoplite.ObjectRef(target.binary), timeout=10)
     with pytest.raises(InvalidRequestError, match="xor is not defined"):
@@ -230,7 +231,49 @@ def test_refs_are_values() -> None:
     assert ref != ref.binary
     assert ref.hex() in repr(ref)
     assert hoplite.get(copy)[0] == 1
-    assert hoplite.ObjectRef(ref.binary) == ref
+    assert hoplite.ObjectRef(ref.binary) == hoplite.ObjectRef.fromhex(ref.hex()) == ref
+
+
+def test_refs_have_an_order() -> None:
+    refs = [hoplite.ObjectRef(bytes([number]) * 16) for number in range(4)]
+    assert sorted([refs[2], refs[0], refs[3], refs[1]]) == refs
+    assert refs[0] < refs[1] <= refs[1] < refs[2]
+    assert refs[2] >= refs[1] > refs[0]
+    with pytest.raises(TypeError):
+        refs[0] < refs[1].binary  # type: ignore[operator]  # noqa: B015
+
+
+@pytest.mark.parametrize("text", ["", "ab", "zz" * 16, "00" * 17, " 0" * 16, b"00" * 16, None, "\u00b2" * 32])
+def test_a_text_that_is_not_a_ref_is_refused(text: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="32 hexadecimal digits"):
+        hoplite.ObjectRef.fromhex(text)
+
+
+def test_named_objects() -> None:
+    assert hoplite.ref_for("weights").hex() == "679f5eed4eb47dd3a7c989771b909b97"  # in every process
+    assert hoplite.ref_for("weights") != hoplite.ref_for("Weights")
+    assert len({hoplite.ref_for(name) for name in ("", " ", "x" * 1_000_000, "\ud800", "\U0001f40e")}) == 5
+    hoplite.put("first", ref=hoplite.ref_for("step 1"))
+    assert hoplite.get(hoplite.ref_for("step 1")) == "first"
+    with pytest.raises(InvalidRequestError, match="a name is a text"):
+        hoplite.ref_for(7)  # type: ignore[arg-type]
+
+
+def test_a_second_put_of_a_ref_is_ignored_and_the_docs_say_so() -> None:
+    ref = hoplite.put("first")
+    assert hoplite.put("second", ref=ref) == ref
+    assert hoplite.get(ref) == "first"
+    assert "second put of a ref is ignored" in (hoplite.put.__doc__ or "")
+
+
+def test_errors_are_at_hand_and_name_their_ref() -> None:
+    ref = hoplite.new_ref()
+    with pytest.raises(hoplite.GetTimeoutError) as caught:
+        hoplite.get(ref, timeout=0)
+    assert caught.value.ref == pickle.loads(pickle.dumps(caught.value)).ref == ref
+    for name in errors.__all__:
+        if name.endswith("Error"):
+            assert getattr(hoplite, name) is getattr(errors, name)
 
 
 def test_threads_have_their_own_calls() -> None:

@@ -15,7 +15,7 @@ from hoplite_ucx.errors import (
 )
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import values
-from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.refs import new_ref
 from hoplite_ucx.runtime.store import SMALL
 from tests.runtime.live import Live, live_cluster
 
@@ -56,7 +56,7 @@ def test_reduce(live: Live, size: int) -> None:
 
 
 def test_a_get_waits_for_its_put(live: Live) -> None:
-    ref = ObjectRef.random()
+    ref = new_ref()
     data = random_bytes(2 << 20)
     timer = threading.Timer(0.3, lambda: live.hosts[2].put(data, ref))
     timer.start()
@@ -66,7 +66,7 @@ def test_a_get_waits_for_its_put(live: Live) -> None:
 
 def test_everybody_gets_at_once(live: Live) -> None:
     data = random_bytes(16 << 20)
-    ref = ObjectRef.random()
+    ref = new_ref()
     results: list[object] = []
 
     def get(host: int) -> None:
@@ -82,7 +82,7 @@ def test_everybody_gets_at_once(live: Live) -> None:
 
 
 def test_a_reduce_of_the_first_that_are_ready(live: Live) -> None:
-    refs = [ObjectRef.random() for _ in range(4)]
+    refs = [new_ref() for _ in range(4)]
     target = live.hosts[0].reduce(refs, count=2)
     arrays = [np.full(1 << 18, float(index)) for index in range(4)]
     live.hosts[1].put(arrays[3], refs[3])
@@ -137,25 +137,25 @@ def test_a_mismatch_names_it(live: Live) -> None:
     other_order = np.zeros((1 << 9, 1 << 9), order="F")
     for other, says in ((np.zeros(1 << 17), "2097152 and 1048576 bytes"), (other_order, "memory order")):
         refs = [live.hosts[0].put(np.zeros((1 << 9, 1 << 9)))]
-        target = live.hosts[0].reduce([*refs, later := ObjectRef.random()])
+        target = live.hosts[0].reduce([*refs, later := new_ref()])
         live.hosts[0].wait(refs)
         live.hosts[1].put(other, later)
         with pytest.raises(InvalidRequestError, match=says) as caught:
             live.hosts[0].get(target)
-        assert caught.value.ref == target.binary
+        assert caught.value.ref == target
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("size", [10, 2 << 20])
 def test_what_cannot_be_combined_gives_nobody_bytes(live: Live, size: int, everywhere: bool) -> None:
     refs = [host.put(np.ones(size)) for host in live.hosts]
-    target = ObjectRef.random()
+    target = new_ref()
     used = [host.status()["memory"]["used"] for host in live.hosts]
     live.hosts[0].reduce(refs, Operation.XOR, ref=target, everywhere=everywhere)
     for host in live.hosts:
         with pytest.raises(InvalidRequestError, match="xor is not defined for float64") as caught:
             host.get(target, timeout=5)
-        assert caught.value.ref == target.binary
+        assert caught.value.ref == target
     assert live.hosts[1].wait([target])[0] == [target]
     assert [host.status()["memory"]["used"] for host in live.hosts] == used
     live.hosts[0].delete(target, *refs)
@@ -163,7 +163,7 @@ def test_what_cannot_be_combined_gives_nobody_bytes(live: Live, size: int, every
 
 def test_streams_are_listed_while_they_are_open(live: Live) -> None:
     """The sender is a draft that does not grow: its first half comes, and then nothing."""
-    draft_ref = ObjectRef.random()
+    draft_ref = new_ref()
     source, idle, getter = live.hosts
     layout = values.encode(np.ones(1 << 20)).layout
     draft = source.client.begin_put(draft_ref.binary, 8 << 20, layout, 5)
@@ -192,7 +192,7 @@ def test_streams_are_listed_while_they_are_open(live: Live) -> None:
 
 def test_wait_and_delete(live: Live) -> None:
     host = live.hosts[0]
-    refs = [ObjectRef.random() for _ in range(3)]
+    refs = [new_ref() for _ in range(3)]
     live.hosts[1].put("there", refs[1])
     ready, rest = host.wait(refs)
     assert ready == [refs[1]]
@@ -205,7 +205,7 @@ def test_wait_and_delete(live: Live) -> None:
 
 
 def test_time_limits(live: Live) -> None:
-    ref = ObjectRef.random()
+    ref = new_ref()
     started = time.monotonic()
     with pytest.raises(GetTimeoutError, match=ref.hex()[:8]):
         live.hosts[0].get(ref, timeout=0.3)

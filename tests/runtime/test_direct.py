@@ -20,7 +20,7 @@ from hoplite_ucx.runtime import processes, reader, readers, wire
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import directory_task
 from hoplite_ucx.runtime.directory import DirectoryServer
-from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.refs import new_ref
 from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.errors import HandshakeError, WrongTokenError
 from hoplite_ucx.transports.handshake import Identity, Kind, Peer, client, run_blocking
@@ -92,7 +92,7 @@ def test_what_is_large_or_was_put_here_is_not_asked_for_twice(live: Live) -> Non
 def test_a_get_waits_for_what_is_yet_to_come(live: Live) -> None:
     putter, getter = live.hosts
     connect(getter, putter)
-    ref = ObjectRef.random()
+    ref = new_ref()
     with pytest.raises(GetTimeoutError):
         getter.get(ref, timeout=0.2)
     putter.put(SMALL, ref)
@@ -160,7 +160,7 @@ def test_the_directory_is_killed_and_restarted() -> None:
         cluster.directory.process.kill()
         cluster.directory.stop()
         with pytest.raises(HopliteError):
-            getter.get(ObjectRef.random(), timeout=0.5)
+            getter.get(new_ref(), timeout=0.5)
         task = directory_task(TOKEN, port=port, cluster=cluster.directory.report["cluster"], successor=True)
         cluster.directory = processes.spawn("directory", task, tied_to_thread=True)
         assert np.array_equal(getter.get(ref), SMALL)
@@ -188,7 +188,7 @@ def test_a_directory_that_is_stopped_costs_a_short_time_once(monkeypatch: pytest
             assert 1.9 < first < 3.5
             began = time.monotonic()
             with pytest.raises(GetTimeoutError):
-                getter.get(ObjectRef.random(), timeout=0.1)
+                getter.get(new_ref(), timeout=0.1)
             assert time.monotonic() - began < 1.5
         finally:
             os.kill(cluster.directory.process.pid, signal.SIGCONT)

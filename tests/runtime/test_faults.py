@@ -16,7 +16,7 @@ from hoplite_ucx.errors import ClosedError, HopliteError, ObjectLostError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import current, processes
 from hoplite_ucx.runtime.cluster import directory_task
-from hoplite_ucx.runtime.refs import ObjectRef
+from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 from hoplite_ucx.runtime.scopes import note_made
 from tests.runtime.live import TOKEN, Host, live_cluster
 from tests.runtime.test_cluster import eventually, random_bytes
@@ -60,7 +60,7 @@ def in_background(function: object) -> tuple[threading.Thread, list[object]]:
 
 def test_a_worker_killed_in_the_middle_of_a_put() -> None:
     with live_cluster(2) as live:
-        ref = ObjectRef.random()
+        ref = new_ref()
         used = live.hosts[0].status()["memory"]["used"]
         writer = start_writer(live.address, live.hosts[0], ref)
         thread, outcome = in_background(lambda: live.hosts[1].get(ref))
@@ -90,7 +90,7 @@ def test_the_only_holder_dies() -> None:
 
 def test_a_call_under_way_ends_when_the_agent_dies() -> None:
     with live_cluster(1) as live:
-        thread, outcome = in_background(lambda: live.hosts[0].get(ObjectRef.random(), timeout=None))
+        thread, outcome = in_background(lambda: live.hosts[0].get(new_ref(), timeout=None))
         time.sleep(0.2)
         live.hosts[0].kill()
         thread.join(5)
