@@ -1,10 +1,10 @@
 """The worker's client: calls on the caller's own thread, values on mapped memory, and what is given back in the end.
 
 Calls go to the host's agent; only a get of a single object asks the directory first, which may have it (see `reader`).
-Every thread has a connection of its own to the agent, and every event loop (see `looped`). One more, in the
-background, tells it which mappings are gone, and hears which of this process's old mappings will not be used again; its
-end tells the agent that this process is gone. A child made by fork has none of this: its copies of the sockets are
-closed, and it must begin anew.
+Every thread has a connection of its own to the agent, and every event loop (see `looped`). Which mappings are gone is
+said before every request (see `releases`), and by one more connection, in the background, while no call is made. That
+one hears which of this process's old mappings will not be used again; its end tells the agent that this process is
+gone. A child made by fork has none of this: its copies of the sockets are closed, and it must begin anew.
 """
 
 import os
@@ -12,8 +12,7 @@ import select
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from hoplite_ucx.runtime.calls import Steps
 from hoplite_ucx.runtime.connection import START_AGAIN, Connection, over
 from hoplite_ucx.runtime.kernels import Bytes
 from hoplite_ucx.runtime.reader import Reader
+from hoplite_ucx.runtime.releases import Releases
 from hoplite_ucx.runtime.values import Encoded
 from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.handshake import Identity
@@ -31,6 +31,8 @@ from hoplite_ucx.transports.handshake import Identity
 GRACE = 1.0
 """How much later than the caller's time limit the agent's word may come; it keeps to the limit itself."""
 _DIRECTORY_SECONDS = 5.0
+_MANY_RELEASES = 64
+"""With so many, the agent is asked whether it has heard of them; fewer wait for the reply to the next call."""
 AT_ONCE = 128
 """Gets of one call that are open at the same time: so much may wait in the agent for a client that is slow to read."""
 
@@ -45,7 +47,6 @@ class Client:
         self._remedy = remedy
         self._identity = os.urandom(16)
         self._pid = os.getpid()
-        self._forks = 0
         self._local = threading.local()
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._watched: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -56,7 +57,9 @@ class Client:
         """Memory that this process filled and may fill again, by its number."""
         self._held: set[int] = set()
         """The pins that came, of mappings that are not gone yet."""
-        self._released: deque[tuple[int, int]] = deque()
+        self._releases = Releases()
+        self._asked_about: Mapping[int, int] | None = None
+        """The releases that the agent was asked about in the background."""
         self._background = Connection(name, self._identity, background=True, remedy=remedy)
         self.greeting = self._background.greeting
         me = Identity(int.from_bytes(self._identity[:8]), b"", self.greeting.cluster.encode())
@@ -101,7 +104,8 @@ class Client:
         small = encoded.size <= self.greeting.small_limit
         data = encoded.to_bytes() if small else None
         with _Calls(connection, {call}):
-            connection.send(wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh), deadline)
+            request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh)
+            connection.send_frames(self.with_releases(connection, call, request), deadline)
             if not small:
                 memory = self._mine[self._space(connection, call, deadline)].data
                 for watermark in encoded.copy_into(memory):
@@ -119,7 +123,8 @@ class Client:
         self.reader.is_near(ref)
         call = connection.next_call()
         try:
-            connection.send(wire.PutRequest(call, ref, size, layout, None, timeout), deadline)
+            request = wire.PutRequest(call, ref, size, layout, None, timeout)
+            connection.send_frames(self.with_releases(connection, call, request), deadline)
             memory = self._mine.pop(self._space(connection, call, deadline)).data
         except BaseException:
             connection.close()
@@ -141,7 +146,8 @@ class Client:
                 while len(places) < len(refs) and len(pending) < AT_ONCE:
                     left = None if ends is None else max(0.0, ends - time.monotonic())
                     call = connection.next_call()
-                    connection.send(wire.GetRequest(call, refs[len(places)], left), deadline)
+                    request = wire.GetRequest(call, refs[len(places)], left)
+                    connection.send_frames(self.with_releases(connection, call, request), deadline)
                     places[call] = len(places)
                     pending.add(call)
                 reply = self._reply(connection, pending, deadline)
@@ -159,7 +165,8 @@ class Client:
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
         call = connection.next_call()
         with _Calls(connection, {call}):  # until its descriptor is taken: the next get must not find it
-            connection.send(wire.GetRequest(call, ref, left), deadline)
+            request = wire.GetRequest(call, ref, left)
+            connection.send_frames(self.with_releases(connection, call, request), deadline)
             reply = self._reply(connection, {call}, deadline)
             assert isinstance(reply, wire.Value)
             memory = self.open_value(connection, reply)
@@ -221,14 +228,14 @@ class Client:
         connection = self._connection(deadline)
         call = connection.next_call()
         with _Calls(connection, {call}):
-            connection.send(make(call), deadline)
+            connection.send_frames(self.with_releases(connection, call, make(call)), deadline)
             return self._reply(connection, {call}, deadline)
 
     def _reply(self, connection: Connection, calls: set[int], deadline: float | None) -> wire.Reply:
         """The next reply to one of these calls. What belongs to calls that were given up is thrown away."""
         while True:
             reply = connection.receive(deadline)
-            number = getattr(reply, "call", None)
+            number = self.number_of(connection, reply)
             if number not in calls:
                 self.discard(connection, reply)
             elif isinstance(reply, wire.Refused):
@@ -237,10 +244,19 @@ class Client:
             else:
                 return reply
 
+    def number_of(self, connection: Connection, reply: wire.Reply) -> int | None:
+        """The call that a reply is about. It shows that the agent has heard what was said before that call's request;
+        to be asked once for every reply."""
+        number = getattr(reply, "call", None)
+        if connection.carried is not None and number is not None and number >= connection.carried[0]:
+            self._releases.heard(connection.carried[1])
+            connection.carried = None
+        return number
+
     def discard(self, connection: Connection, reply: wire.Reply) -> None:
         if isinstance(reply, wire.Value) and reply.pin:
             os.close(connection.take_fd())
-            self._release(reply.pin, self._forks)
+            self._release(reply.pin, self._releases.forks)
         elif isinstance(reply, wire.Space) and not reply.known:
             os.close(connection.take_fd())
 
@@ -266,7 +282,7 @@ class Client:
             return memoryview(value.data)
         self._held.add(value.pin)
         fd = connection.take_fd()
-        give_back = partial(self._release, value.pin, self._forks)
+        give_back = partial(self._release, value.pin, self._releases.forks)
         try:
             return shm.map_read_only(fd, value.capacity, give_back)[: value.size]
         except OSError as error:
@@ -276,11 +292,23 @@ class Client:
             os.close(fd)
 
     def _release(self, pin: int, forks: int) -> None:
-        """A mapping is gone, wherever its last view died: another thread tells the agent."""
+        """A mapping is gone, wherever its last view died: the next call tells the agent, or another thread."""
         if os.getpid() == self._pid and not self._closed:
             self._held.discard(pin)
-            self._released.append((pin, forks))
+            self._releases.add(pin, forks)
             self._poke()
+
+    def with_releases(self, connection: Connection, call: int, request: wire.Request) -> bytes:
+        """A call's request as it is sent: the call may need what was released before it."""
+        pins = self._releases.unheard()
+        if not pins:
+            return wire.frame(request)
+        gone_before = connection.carried[1] if connection.carried is not None else {}
+        new = {pin: forks for pin, forks in pins.items() if pin not in gone_before}
+        if not new:
+            return wire.frame(request)
+        connection.carried = (call, pins)
+        return wire.frame(self._releases.message(new)) + wire.frame(request)
 
     def _poke(self) -> None:
         with suppress(OSError):
@@ -297,7 +325,7 @@ class Client:
                 ready = {fd for fd, _ in poll.poll()}
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
-                    self._send_released()
+                    self._tell_releases()
                 if self._background.fileno() in ready:
                     for reply in self._background.read_ready() or ():
                         self._hear(reply)
@@ -308,21 +336,28 @@ class Client:
         if isinstance(reply, wire.Forget):
             self._mine.pop(reply.backing, None)
         elif isinstance(reply, wire.Doubtful):  # a connection that is closed is read no more: what came of it is held
-            self._released.extend((pin, self._forks) for pin in reply.pins if pin not in self._held)
-            self._send_released()
+            for pin in reply.pins:
+                if pin not in self._held:
+                    self._releases.add(pin, self._releases.forks)
+            self._tell_releases()
+        elif isinstance(reply, wire.Done) and self._asked_about is not None:
+            self._releases.heard(self._asked_about)
+            self._asked_about = None
+            self._tell_releases()  # there may be as many again
 
-    def _send_released(self) -> None:
-        pins = []
-        while self._released:
-            pin, forks = self._released.popleft()
-            pins.append((pin, forks != self._forks))
+    def _tell_releases(self) -> None:
+        pins = self._releases.untold()
         if pins:
-            self._background.send(wire.Released(tuple(pins)))
+            self._background.send(self._releases.message(pins))
+        unheard = self._releases.unheard()
+        if len(unheard) >= _MANY_RELEASES and self._asked_about is None:
+            self._asked_about = unheard
+            self._background.send(wire.Ping(self._background.next_call()))
 
     # --- forks -------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        self._forks += 1
+        self._releases.forks += 1
 
     def after_fork_in_child(self) -> None:
         for connection in [*self._connections, *self._watched, self._background]:

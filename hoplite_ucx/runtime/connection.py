@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
@@ -59,6 +60,8 @@ class Connection:
         self.broken = False
         self.in_use = False
         """A call is open, and whoever made it will read the next reply."""
+        self.carried: tuple[int, Mapping[int, int]] | None = None
+        """The releases that went before a call's request, and that call: heard when it or a later one is answered."""
         try:
             self._reach(name)
             self.send(wire.Hello(wire.WIRE, worker, background), deadline)
@@ -82,7 +85,9 @@ class Connection:
         return self._next
 
     def send(self, request: wire.Request, deadline: float | None = None) -> None:
-        unsent = wire.frame(request)
+        self.send_frames(wire.frame(request), deadline)
+
+    def send_frames(self, unsent: bytes, deadline: float | None) -> None:
         while unsent := unsent[self.send_some(unsent) :]:
             self._await_room(deadline)
 

@@ -147,7 +147,7 @@ class _Session:
         call = self.connection.next_call()
         answer = self._calls[call] = asyncio.get_running_loop().create_future()
         try:
-            self._send(question.request(call))
+            self._send(self._client.with_releases(self.connection, call, question.request(call)))
             # It is asked just now, and has the grace whenever that is.
             return await self._await(answer, max(deadline, time.monotonic() + GRACE))
         finally:
@@ -156,7 +156,7 @@ class _Session:
                 answer.exception()  # seen, also if the caller was cancelled at the same time
             if not self.connection.broken:
                 if not answer.done():
-                    self._send(wire.Cancel(call))
+                    self._send(wire.frame(wire.Cancel(call)))
                 if not self._calls:
                     self._on_idle(self)
 
@@ -186,7 +186,7 @@ class _Session:
             self._fail(self.connection.silent())
         elif self._pinged is None and now - self._heard >= QUIET:
             self._pinged = now
-            self._send(wire.Ping(PING))
+            self._send(wire.frame(wire.Ping(PING)))
 
     def _fail(self, error: HopliteError) -> None:
         """Every call that is open ends."""
@@ -195,9 +195,9 @@ class _Session:
             if not answer.done():
                 answer.set_exception(error.failure.exception())
 
-    def _send(self, request: wire.Request) -> None:
+    def _send(self, frames: bytes) -> None:
         waits = bool(self._unsent)
-        self._unsent += wire.frame(request)
+        self._unsent += frames
         if not waits and not self._flushed():
             asyncio.get_running_loop().add_writer(self._fd, self._writable)
 
@@ -239,7 +239,8 @@ class _Session:
 
     def _settle(self, reply: wire.Reply) -> None:
         """Every reply passes through here, in order, so that each finds its own descriptor."""
-        answer = self._calls.get(getattr(reply, "call", PING))
+        number = self._client.number_of(self.connection, reply)
+        answer = None if number is None else self._calls.get(number)
         if answer is None or answer.done():
             self._client.discard(self.connection, reply)
         elif isinstance(reply, wire.Refused):
