@@ -1,73 +1,33 @@
 """Collectives for task-based Python programs: put an object once, get it anywhere, reduce whatever is ready.
 
-This module is the public face of the package and only re-exports: its functions are the methods of one `Cluster`, that
-of `init`. The parts live below it. `protocol` decides,
+This module is the face of the package, and `public` lists its names; the parts live below it. `protocol` decides,
 `runtime` and `simulate` carry its decisions out on real and on virtual networks, `transports` moves bytes over one
 link, `gpu` knows device memory, `cli` is the `hoplite` command and `bench` measures.
+
+The public names are loaded when one of them is first used: they bring the runtime and NumPy. So the `hoplite` command
+is in control before anything large loads, and a part of the package loads only what it needs.
 """
 
-from hoplite_ucx.errors import (
-    ClosedError,
-    GetTimeoutError,
-    HopliteError,
-    InternalError,
-    InvalidRequestError,
-    ObjectDeletedError,
-    ObjectLostError,
-    PutAbortedError,
-    StaleError,
-    StoreFullError,
-)
-from hoplite_ucx.runtime import current as _current
-from hoplite_ucx.runtime.api import Cluster
-from hoplite_ucx.runtime.current import cluster, connect, init, is_initialized, shutdown
-from hoplite_ucx.runtime.drafts import Draft
-from hoplite_ucx.runtime.refs import ObjectRef, new_ref, ref_for
+TYPE_CHECKING = False  # as typing has it, which takes longer to load than this module
+
+if TYPE_CHECKING:
+    from hoplite_ucx.public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> object:
+        if name == "__all__" or not name.startswith("__"):  # Python and its tools ask every module for such names
+            from importlib import import_module
+
+            public = import_module("hoplite_ucx.public")
+            # Python also asks for parts of the package that are about to be imported, and does so while `public` loads.
+            if hasattr(public, "__all__"):
+                globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})
+
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "ClosedError",
-    "Cluster",
-    "Draft",
-    "GetTimeoutError",
-    "HopliteError",
-    "InternalError",
-    "InvalidRequestError",
-    "ObjectDeletedError",
-    "ObjectLostError",
-    "ObjectRef",
-    "PutAbortedError",
-    "StaleError",
-    "StoreFullError",
-    "allreduce",
-    "cluster",
-    "connect",
-    "contributors",
-    "create",
-    "delete",
-    "gather",
-    "get",
-    "init",
-    "is_initialized",
-    "new_ref",
-    "put",
-    "reduce",
-    "ref_for",
-    "scope",
-    "seal",
-    "shutdown",
-    "wait",
-]
-
-put = _current.default.put
-get = _current.default.get
-gather = _current.default.gather
-wait = _current.default.wait
-delete = _current.default.delete
-reduce = _current.default.reduce
-allreduce = _current.default.allreduce
-contributors = _current.default.contributors
-create = _current.default.create
-seal = _current.default.seal
-scope = _current.default.scope

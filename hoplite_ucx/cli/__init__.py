@@ -4,6 +4,7 @@ It owns how results are shown and what is asked of the user, and takes no decisi
 that prints figures takes `--json`; quantities are written as in `quantities`.
 """
 
+import sys
 from typing import Annotated
 
 import typer
@@ -14,8 +15,9 @@ from hoplite_ucx.cli.chaos import chaos
 from hoplite_ucx.cli.delete import delete
 from hoplite_ucx.cli.demo import demo
 from hoplite_ucx.cli.doctor import doctor
-from hoplite_ucx.cli.ending import end_as_after_ctrl_c
+from hoplite_ucx.cli.ending import INTERRUPTED, end_as_after_ctrl_c
 from hoplite_ucx.cli.links import links
+from hoplite_ucx.cli.output import OutputError, prepare
 from hoplite_ucx.cli.start import start
 from hoplite_ucx.cli.status import status
 
@@ -52,6 +54,13 @@ def _hoplite(
 
 
 def main() -> None:
-    """Entry point of the `hoplite` console script."""
-    end_as_after_ctrl_c()
-    app()
+    """Run the command. It is called when everything is loaded; the console script starts in `hoplite_ucx.__main__`."""
+    try:
+        prepare()
+        end_as_after_ctrl_c()
+        app(prog_name="hoplite")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except OutputError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

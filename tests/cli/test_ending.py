@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,3 +101,39 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
             service.wait(1)
         service.terminate()
         assert service.wait(10) == 0
+
+
+@pytest.fixture
+def slow_to_load(tmp_path: Path) -> dict[str, str]:
+    """An environment in which one of the modules that the command loads says so, and takes its time."""
+    (tmp_path / "typer.py").write_text("import os, time\nos.write(1, b'loading\\n')\ntime.sleep(100)\n")
+    return {**without_address(), "PYTHONPATH": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[sys.executable, "-m", "hoplite_ucx"], [sysconfig.get_path("scripts") + "/hoplite"]],
+    ids=["-m", "script"],
+)
+def test_ctrl_c_while_the_command_loads_is_silent(command: tuple[str, ...], slow_to_load: dict[str, str]) -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--version"], **pipes, text=True, env=slow_to_load) as loading:
+        assert loading.stdout is not None
+        assert loading.stdout.readline() == "loading\n"
+        loading.send_signal(signal.SIGINT)
+        assert loading.communicate(timeout=20) == ("", "")
+    assert loading.returncode == -signal.SIGINT  # which a shell calls 130
+
+
+def test_ctrl_c_that_is_ignored_stays_so_while_the_command_loads(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import signal\nraise SystemExit(signal.getsignal(signal.SIGINT).name)\n")
+    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-m", "hoplite_ucx"]
+    environment = {**without_address(), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(ignoring, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.stderr == "SIG_IGN\n"
+
+
+def test_ctrl_c_before_the_command_has_read_its_arguments_is_silent() -> None:
+    code = "from hoplite_ucx import cli\ndef app(**_): raise KeyboardInterrupt\ncli.app = app\ncli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -1,0 +1,66 @@
+"""The public names: what `import hoplite_ucx` offers, and where it lives. This module only re-exports: its functions
+are the methods of one `Cluster`, that of `init`."""
+
+from hoplite_ucx.errors import (
+    ClosedError,
+    GetTimeoutError,
+    HopliteError,
+    InternalError,
+    InvalidRequestError,
+    ObjectDeletedError,
+    ObjectLostError,
+    PutAbortedError,
+    StaleError,
+    StoreFullError,
+)
+from hoplite_ucx.runtime import current as _current
+from hoplite_ucx.runtime.api import Cluster
+from hoplite_ucx.runtime.current import cluster, connect, init, is_initialized, shutdown
+from hoplite_ucx.runtime.drafts import Draft
+from hoplite_ucx.runtime.refs import ObjectRef, new_ref, ref_for
+
+__all__ = [
+    "ClosedError",
+    "Cluster",
+    "Draft",
+    "GetTimeoutError",
+    "HopliteError",
+    "InternalError",
+    "InvalidRequestError",
+    "ObjectDeletedError",
+    "ObjectLostError",
+    "ObjectRef",
+    "PutAbortedError",
+    "StaleError",
+    "StoreFullError",
+    "allreduce",
+    "cluster",
+    "connect",
+    "contributors",
+    "create",
+    "delete",
+    "gather",
+    "get",
+    "init",
+    "is_initialized",
+    "new_ref",
+    "put",
+    "reduce",
+    "ref_for",
+    "scope",
+    "seal",
+    "shutdown",
+    "wait",
+]
+
+put = _current.default.put
+get = _current.default.get
+gather = _current.default.gather
+wait = _current.default.wait
+delete = _current.default.delete
+reduce = _current.default.reduce
+allreduce = _current.default.allreduce
+contributors = _current.default.contributors
+create = _current.default.create
+seal = _current.default.seal
+scope = _current.default.scope
