@@ -5,8 +5,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from hoplite_ucx.errors import ClosedError
 from hoplite_ucx.runtime.checks import invalid
 from hoplite_ucx.runtime.client import Client, closed, forked
 from hoplite_ucx.runtime.cluster import Attachment
@@ -80,8 +82,17 @@ def _after_fork_in_child() -> None:
 
 @atexit.register
 def _end_all() -> None:
+    """The threads that are left are daemons, which end wherever they are: that their calls end now is not printed."""
+    threading.excepthook = partial(_report_unless_closed, threading.excepthook)
     for membership in list(_open):
         membership.end()
+
+
+def _report_unless_closed(
+    report: Callable[[threading.ExceptHookArgs], object], failed: threading.ExceptHookArgs
+) -> None:
+    if not issubclass(failed.exc_type, ClosedError):
+        report(failed)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
