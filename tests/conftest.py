@@ -5,7 +5,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from hoplite_ucx.bench.cluster import Cluster, ClusterUnavailableError
+from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterUnavailableError
 
 # Timing on shared machines says nothing about an example; pytest-timeout bounds each test.
 settings.register_profile("hoplite", deadline=None)

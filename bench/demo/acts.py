@@ -16,7 +16,7 @@ from typing import Any
 
 from hoplite_ucx.bench.demo.hosts import DemoError, Hosts, Machine
 from hoplite_ucx.bench.demo.traffic import Traffic
-from hoplite_ucx.bench.timing import limit_seconds
+from hoplite_ucx.bench.harness.timing import limit_seconds
 
 _NOTICE = 0.05
 """From telling everyone until it begins."""

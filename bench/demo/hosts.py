@@ -1,7 +1,8 @@
 """The hosts of the demo: one directory, and on each host an agent and a worker, all of them real processes.
 
-Hosts are emulated ones (`bench.cluster`) where this machine can have them, else addresses of loopback. Everything ends
-with the `with` block, and with this process even if it is killed: see `bench.keeper` and `runtime.processes`.
+Hosts are emulated ones (`bench.hosts.namespaces`) where this machine can have them, else addresses of loopback.
+Everything ends with the `with` block, and with this process even if it is killed: see `bench.hosts.namespace_keeper`
+and `runtime.processes`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from hoplite_ucx.bench.cluster import Cluster, ClusterUnavailableError
+from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterUnavailableError
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.addresses import LOOPBACK_RATE
 from hoplite_ucx.runtime.cluster import ADDRESS, AGENT, TOKEN, agent_task, directory_task

@@ -7,7 +7,7 @@
 Everything can be killed, stopped, cut off and started again, one by one; `restore` makes all of it whole, and waits
 until the directory counts every machine and nobody else. The directory's host has no agent, so that what happens to a
 machine never happens to the directory. What agents and the directory write to standard error is kept, to be looked at:
-they have no reason to. All waits are bounded, and all processes end with the block; see `bench.keeper`.
+they have no reason to. All waits are bounded, and all processes end with the block; see `bench.hosts.namespace_keeper`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import time
 from dataclasses import dataclass
 from typing import IO
 
-from hoplite_ucx.bench import keeper
-from hoplite_ucx.bench.cluster import Cluster, Host
-from hoplite_ucx.bench.faults.peers import Peer
-from hoplite_ucx.bench.lines import PeerError
-from hoplite_ucx.bench.live import launch
-from hoplite_ucx.bench.opening import Opened
+from hoplite_ucx.bench.faults.worker_proxy import Peer
+from hoplite_ucx.bench.harness.live_cluster import launch
+from hoplite_ucx.bench.hosts import namespace_keeper
+from hoplite_ucx.bench.hosts.all_or_nothing import Opened
+from hoplite_ucx.bench.hosts.line_process import PeerError
+from hoplite_ucx.bench.hosts.namespaces import Cluster, Host
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.cluster import TOKEN, agent_task, directory_task
@@ -107,8 +107,8 @@ class Arena(Opened):
 
     def left(self) -> list[str]:
         """What is still there of it, after it was closed."""
-        left = [f"process {pid}" for pid, mark in keeper.marked().items() if mark == self._cluster.mark]
-        return left + ([f"cluster {self._cluster.name}"] if self._cluster.name in keeper.names() else [])
+        left = [f"process {pid}" for pid, mark in namespace_keeper.marked().items() if mark == self._cluster.mark]
+        return left + ([f"cluster {self._cluster.name}"] if self._cluster.name in namespace_keeper.names() else [])
 
     @property
     def head(self) -> Host:

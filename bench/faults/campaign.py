@@ -15,7 +15,7 @@ from hoplite_ucx.bench.faults.arena import Arena
 from hoplite_ucx.bench.faults.cases import play
 from hoplite_ucx.bench.faults.plans import draw
 from hoplite_ucx.bench.faults.recording import Record, Recording, Settings, record_of
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.errors import HopliteError
 
 __all__ = ["ROOM", "run_campaign"]

@@ -12,7 +12,7 @@ from hoplite_ucx.bench.faults.injecting import Fault, FaultKind
 from hoplite_ucx.bench.faults.oracle import Evidence
 from hoplite_ucx.bench.faults.plans import Plan
 from hoplite_ucx.bench.faults.scenarios import CALL_SECONDS, Call, Operation, Role, identity, roles
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.hosts.line_process import PeerError
 
 __all__ = ["Outcome", "Recovery", "play"]
 

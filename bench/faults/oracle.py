@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoplite_ucx.bench.faults.injecting import LEASE, Fault, FaultKind
-from hoplite_ucx.bench.faults.peers import Answer, WorkerError
 from hoplite_ucx.bench.faults.scenarios import Call, Operation, Scenario
+from hoplite_ucx.bench.faults.worker_proxy import Answer, WorkerError
 
 __all__ = ["Checked", "Evidence", "judge"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hoplite_ucx.bench.faults.recording import Record, kind_of
-from hoplite_ucx.bench.plotting import load_pyplot
+from hoplite_ucx.bench.harness.plots import load_pyplot
 
 __all__ = ["plot"]
 

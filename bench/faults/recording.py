@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hoplite_ucx.bench.faults.cases import Outcome
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.hosts.line_process import PeerError
 
 __all__ = ["Record", "Recording", "Settings", "Summary", "Times", "percentile", "summarise"]
 

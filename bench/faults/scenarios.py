@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoplite_ucx.bench.faults.arena import Arena
-from hoplite_ucx.bench.faults.peers import Answer, Peer
-from hoplite_ucx.bench.lines import PeerError
-from hoplite_ucx.bench.timing import limit_seconds
+from hoplite_ucx.bench.faults.worker_proxy import Answer, Peer
+from hoplite_ucx.bench.harness.timing import limit_seconds
+from hoplite_ucx.bench.hosts.line_process import PeerError
 
 __all__ = ["Call", "Operation", "Role", "Scenario", "Source", "identity", "roles"]
 

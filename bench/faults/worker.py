@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.bench.contents import fill, matches
+from hoplite_ucx.bench.harness.contents import fill, matches
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime import current
 from hoplite_ucx.runtime.cluster import read_token

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoplite_ucx.bench.faults.arena import Arena, Machine
-from hoplite_ucx.bench.faults.peers import Answer, Peer
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.faults.worker_proxy import Answer, Peer
+from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.errors import HopliteError
 
 __all__ = ["Lap", "serve", "train"]

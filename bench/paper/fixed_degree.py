@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from hoplite_ucx.bench.live import LiveCluster
-from hoplite_ucx.bench.places import Place
+from hoplite_ucx.bench.harness.live_cluster import LiveCluster
+from hoplite_ucx.bench.hosts.places import Place
 
 __all__ = ["FixedDegreeCluster"]
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.hosts.line_process import PeerError
 
 __all__ = ["Journal", "Record"]
 

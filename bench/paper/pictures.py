@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hoplite_ucx.bench.harness.plots import load_pyplot, name_size
+from hoplite_ucx.bench.harness.records import BARE, Figure, figure_in
 from hoplite_ucx.bench.paper.journal import Record
 from hoplite_ucx.bench.paper.plan import OPERATIONS, OURS, SMALL, STAGGERED, Kind
 from hoplite_ucx.bench.peers.launching import PEERS
-from hoplite_ucx.bench.plotting import load_pyplot, name_size
-from hoplite_ucx.bench.records import BARE, Figure, figure_in
 
 __all__ = ["PICTURES", "Point", "as_data", "points_of"]
 

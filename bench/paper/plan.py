@@ -12,10 +12,10 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hoplite_ucx.bench.harness.records import US
+from hoplite_ucx.bench.harness.timing import limit_seconds
 from hoplite_ucx.bench.peers.launching import PEERS
 from hoplite_ucx.bench.peers.rounds import Cell, calls_of
-from hoplite_ucx.bench.records import US
-from hoplite_ucx.bench.timing import limit_seconds
 
 __all__ = ["DEFAULT", "OURS", "QUICK", "SMALL", "Grid", "Kind", "Part", "parts"]
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.harness.plots import name_size
+from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.paper.journal import Journal, Record
 from hoplite_ucx.bench.paper.pictures import PICTURES, SUBJECTS, Point, as_data, points_of
 from hoplite_ucx.bench.paper.plan import SMALL, Kind
-from hoplite_ucx.bench.plotting import name_size
 
 __all__ = ["SECTIONS", "Section", "page", "write_report"]
 

@@ -14,12 +14,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
 
-from hoplite_ucx.bench.cluster import Cluster, ClusterError
 from hoplite_ucx.bench.faults.arena import Arena
-from hoplite_ucx.bench.lines import PeerError
-from hoplite_ucx.bench.live import LiveCluster
-from hoplite_ucx.bench.machine import check_memory, facts, versions
-from hoplite_ucx.bench.operations import compare_on, live_clusters
+from hoplite_ucx.bench.harness.live_cluster import LiveCluster
+from hoplite_ucx.bench.harness.machine_facts import check_memory, facts, versions
+from hoplite_ucx.bench.harness.timing import Measurement, measure
+from hoplite_ucx.bench.hosts.line_process import PeerError
+from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterError
+from hoplite_ucx.bench.measures.operations import compare_on, live_clusters
 from hoplite_ucx.bench.paper.applications import serve, train
 from hoplite_ucx.bench.paper.fixed_degree import FixedDegreeCluster
 from hoplite_ucx.bench.paper.journal import Journal, Record
@@ -27,7 +28,6 @@ from hoplite_ucx.bench.paper.plan import OURS, Kind, Part
 from hoplite_ucx.bench.paper.staggered import staggered_round
 from hoplite_ucx.bench.peers.measuring import NotRun, measure_peers
 from hoplite_ucx.bench.peers.rounds import Cell
-from hoplite_ucx.bench.timing import Measurement, measure
 
 __all__ = ["Watcher", "run_parts"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hoplite_ucx.bench.live import LiveCluster
-from hoplite_ucx.bench.timing import Round
+from hoplite_ucx.bench.harness.live_cluster import LiveCluster
+from hoplite_ucx.bench.harness.timing import Round
 
 __all__ = ["staggered_round"]
 

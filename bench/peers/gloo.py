@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from hoplite_ucx.bench.contents import Array
+from hoplite_ucx.bench.harness.contents import Array
 from hoplite_ucx.bench.peers.rounds import run_ranks
 
 _PORT = 29511

@@ -20,9 +20,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hoplite_ucx.bench import keeper
-from hoplite_ucx.bench.cluster import Cluster, Host
-from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.hosts import namespace_keeper
+from hoplite_ucx.bench.hosts.line_process import LineProcess, PeerError
+from hoplite_ucx.bench.hosts.namespaces import Cluster, Host
 from hoplite_ucx.bench.peers.rounds import Cell, plan_of
 
 __all__ = ["PEERS", "Peer", "python_of_peers", "running", "why_missing"]
@@ -278,5 +278,5 @@ def running(name: str, cluster: Cluster, cells: Sequence[Cell]) -> Iterator[Line
             stage.prepare()
             yield PEERS[name].launch(stage)
         finally:
-            if not keeper.kill_all(cluster.mark, inodes, spared={os.getpid(), cluster.keeper_pid}):
+            if not namespace_keeper.kill_all(cluster.mark, inodes, spared={os.getpid(), cluster.keeper_pid}):
                 raise PeerError(f"some processes of {PEERS[name].title} cannot be killed")

@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hoplite_ucx.bench import machine
-from hoplite_ucx.bench.cluster import Cluster
-from hoplite_ucx.bench.lines import LineProcess, PeerError
+from hoplite_ucx.bench.harness import machine_facts
+from hoplite_ucx.bench.harness.timing import Measurement, Round, limit_seconds
+from hoplite_ucx.bench.hosts.line_process import LineProcess, PeerError
+from hoplite_ucx.bench.hosts.namespaces import Cluster
+from hoplite_ucx.bench.hosts.places import processor_seconds
 from hoplite_ucx.bench.peers.launching import PEERS, running, why_missing
 from hoplite_ucx.bench.peers.rounds import Cell
-from hoplite_ucx.bench.places import processor_seconds
-from hoplite_ucx.bench.timing import Measurement, Round, limit_seconds
 
 __all__ = ["NotRun", "PeerFigures", "measure_peers"]
 
@@ -138,7 +138,7 @@ def _listen(
         timed = rounds[untimed:]
         settings = {
             **_settings(cell, hosts, rate),
-            "untimed": untimed, "peer": name, "versions": versions, "machine": machine.facts(),
+            "untimed": untimed, "peer": name, "versions": versions, "machine": machine_facts.facts(),
         }  # fmt: skip
         if cell.spacing:
             settings["spacing"] = cell.spacing

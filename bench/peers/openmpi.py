@@ -9,7 +9,7 @@ import mpi4py
 import numpy as np
 from mpi4py import MPI
 
-from hoplite_ucx.bench.contents import Array
+from hoplite_ucx.bench.harness.contents import Array
 from hoplite_ucx.bench.peers.rounds import run_ranks
 
 

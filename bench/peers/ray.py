@@ -14,7 +14,7 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hoplite_ucx.bench.contents import Array, fill
+from hoplite_ucx.bench.harness.contents import Array, fill
 from hoplite_ucx.bench.peers.rounds import SPACING, calls_of, check, lead, say, seeds_of, sleep_until
 
 _NOTICE = 0.08  # a call of an actor takes some milliseconds

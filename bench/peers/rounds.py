@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hoplite_ucx.bench.contents import Array, fill, matches
+from hoplite_ucx.bench.harness.contents import Array, fill, matches
 
 __all__ = [
     "NOTICE",

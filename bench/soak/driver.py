@@ -14,8 +14,8 @@ from typing import Any
 
 from hoplite_ucx.bench.faults.arena import Arena
 from hoplite_ucx.bench.faults.injecting import BRIEF, LONG, Fault, FaultKind
-from hoplite_ucx.bench.faults.peers import Peer
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.faults.worker_proxy import Peer
+from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.soak.sampling import Growth, Sampler
 from hoplite_ucx.bench.soak.tasks import Books, Known, Task, TaskKind
 

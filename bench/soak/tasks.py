@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoplite_ucx.bench.faults.injecting import Fault, FaultKind
-from hoplite_ucx.bench.faults.peers import Answer, WorkerError
+from hoplite_ucx.bench.faults.worker_proxy import Answer, WorkerError
 
 __all__ = ["Books", "Known", "Task", "TaskKind"]
 

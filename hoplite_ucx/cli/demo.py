@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from hoplite_ucx.bench.cluster import ClusterError
 from hoplite_ucx.bench.demo.acts import Act, Broadcast, Reduce
 from hoplite_ucx.bench.demo.hosts import DemoError, Hosts
 from hoplite_ucx.bench.demo.screen import Screen
-from hoplite_ucx.bench.timing import PAYLOAD
+from hoplite_ucx.bench.harness.timing import PAYLOAD
+from hoplite_ucx.bench.hosts.namespaces import ClusterError
 from hoplite_ucx.cli.ending import INTERRUPTED
 from hoplite_ucx.cli.quantities import (
     bandwidth_option,

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hoplite_ucx.bench.cluster import ClusterError
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.harness.timing import PAYLOAD, Measurement
+from hoplite_ucx.bench.hosts.line_process import PeerError
+from hoplite_ucx.bench.hosts.namespaces import ClusterError
 from hoplite_ucx.bench.peers.measuring import NotRun
-from hoplite_ucx.bench.timing import PAYLOAD, Measurement
 from hoplite_ucx.cli.quantities import bandwidth_option, format_duration, size_option
 
 Hosts = Annotated[int, typer.Option(min=1, help="How many hosts, the source included.")]

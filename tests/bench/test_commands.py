@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from hoplite_ucx.bench import cluster as clusters
+from hoplite_ucx.bench.hosts import namespaces as clusters
 from hoplite_ucx.cli import app
 
 pytestmark = pytest.mark.usefixtures("emulated_hosts")

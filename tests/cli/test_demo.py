@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hoplite_ucx.bench.cluster import Cluster, ClusterUnavailableError
 from hoplite_ucx.bench.demo import acts, hosts, screen, worker
 from hoplite_ucx.bench.demo.traffic import Traffic
+from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterUnavailableError
 from hoplite_ucx.cli import app
 
 _HOPLITE = [sys.executable, "-c", "from hoplite_ucx.cli import main; main()"]

@@ -11,7 +11,7 @@ from hoplite_ucx.bench.faults.injecting import FaultKind
 from hoplite_ucx.bench.faults.plans import draw
 from hoplite_ucx.bench.faults.recording import Settings
 from hoplite_ucx.bench.faults.scenarios import Operation
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.cli import app
 
 SIZE = 8 << 20

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hoplite_ucx.bench.cluster import Cluster, Host
-from hoplite_ucx.bench.faults.peers import Peer
+from hoplite_ucx.bench.faults.worker_proxy import Peer
+from hoplite_ucx.bench.hosts.namespaces import Cluster, Host
 
 pytestmark = pytest.mark.usefixtures("emulated_hosts")
 

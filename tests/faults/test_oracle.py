@@ -6,8 +6,8 @@ import pytest
 
 from hoplite_ucx.bench.faults.injecting import Fault, FaultKind
 from hoplite_ucx.bench.faults.oracle import LATE, Evidence, judge
-from hoplite_ucx.bench.faults.peers import Answer, WorkerError
 from hoplite_ucx.bench.faults.scenarios import Call, Operation, Scenario
+from hoplite_ucx.bench.faults.worker_proxy import Answer, WorkerError
 
 DONE = Answer(done={"ended": 1.0})
 

@@ -7,7 +7,7 @@ import pytest
 
 from hoplite_ucx.bench.faults.plotting import plot
 from hoplite_ucx.bench.faults.recording import Record, Recording, Settings, Times, percentile, summarise
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.hosts.line_process import PeerError
 
 SETTINGS = Settings(1, 4, 1 << 20, 1e6)
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from hoplite_ucx.bench.faults.injecting import Fault, FaultKind
-from hoplite_ucx.bench.faults.peers import Answer, WorkerError
-from hoplite_ucx.bench.lines import PeerError
+from hoplite_ucx.bench.faults.worker_proxy import Answer, WorkerError
+from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.soak.driver import soak
 from hoplite_ucx.bench.soak.sampling import Growth, Sampler, Use, use_of
 from hoplite_ucx.bench.soak.tasks import Books, Known, Task, TaskKind

@@ -41,9 +41,9 @@ def test_nothing_from_the_current_directory_runs_in_a_service(tmp_path: Path) ->
 def test_nothing_from_the_current_directory_runs_in_a_measurement(tmp_path: Path) -> None:
     plant(tmp_path)
     program = (
-        "from hoplite_ucx.bench.lines import ThisHost\n"
-        "from hoplite_ucx.bench.live import LiveCluster\n"
-        "from hoplite_ucx.bench.places import LocalPlace\n"
+        "from hoplite_ucx.bench.hosts.line_process import ThisHost\n"
+        "from hoplite_ucx.bench.harness.live_cluster import LiveCluster\n"
+        "from hoplite_ucx.bench.hosts.places import LocalPlace\n"
         "class Here(LocalPlace, ThisHost): name = 'here'\n"
         "with LiveCluster([Here()], None, memory=64 << 20) as live: print(live.ranks)\n"
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from hoplite_ucx.bench.fuzz import fuzz_parsers, fuzz_ports, parsers
+from hoplite_ucx.bench.measures.fuzz import fuzz_parsers, fuzz_ports, parsers
 from hoplite_ucx.cli import app
 from hoplite_ucx.cli.quantities import parse_bandwidth, parse_duration, parse_size
 from hoplite_ucx.errors import HopliteError

@@ -1,0 +1,78 @@
+"""What a figure was taken on: processors, kernel, Python, memory, and the versions of what was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import hoplite_ucx
+from hoplite_ucx.bench.hosts.line_process import PeerError
+
+__all__ = [
+    "MEMORY_SHARE",
+    "check_memory",
+    "check_memory_of",
+    "facts",
+    "memory_available",
+    "memory_needed",
+    "versions",
+]
+
+MEMORY_SHARE = 0.7
+"""As much of the memory that is available a measurement may take."""
+
+_PROCESSES = 200 << 20  # what the processes of one host take before the first object, of us or of any peer
+
+
+def facts() -> dict[str, Any]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"hoplite": hoplite_ucx.__version__, "numpy": np.__version__}
+
+
+def memory_available() -> int:
+    with open("/proc/meminfo") as table:
+        (line,) = (line for line in table if line.startswith("MemAvailable:"))
+    return int(line.split()[1]) << 10
+
+
+def memory_needed(operation: str, hosts: int, size: int) -> int:
+    """About the most that a round has at one time, on all hosts together."""
+    return sum(memory_needed_on(host, operation, hosts, size) for host in range(hosts))
+
+
+def memory_needed_on(host: int, operation: str, hosts: int, size: int) -> int:
+    """On one host: an object, its copy in a store, scratch and a result; host 0 of a gather has all objects, in a store
+    and in a user's hands."""
+    objects = 4 + (2 * hosts if operation == "gather" and host == 0 else 0)
+    return objects * size + _PROCESSES
+
+
+def check_memory(operation: str, hosts: int, size: int) -> None:
+    _check(f"{operation} of {size} bytes", memory_needed(operation, hosts, size), memory_available(), f"{hosts} hosts")
+
+
+def check_memory_of(machines: Mapping[str, int], operation: str, size: int) -> None:
+    """The same of machines that have memory of their own: how much is available, by their names."""
+    for host, (name, there) in enumerate(machines.items()):
+        _check(f"{operation} of {size} bytes", memory_needed_on(host, operation, len(machines), size), there, name)
+
+
+def _check(what: str, needed: int, there: int, where: str) -> None:
+    if needed > MEMORY_SHARE * there:
+        raise PeerError(
+            f"{what} takes about {needed >> 20} MiB of memory on {where}; "
+            f"{there >> 20} MiB are available, and {MEMORY_SHARE:.0%} of them may be used"
+        )

@@ -1,0 +1,85 @@
+"""`hoplite bench compare | plot`: two runs compared; figures drawn. And what tables of figures share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hoplite_ucx.bench.harness.plots import draw, save
+from hoplite_ucx.bench.harness.records import Figure, changes, read_figures
+from hoplite_ucx.cli.measures import WIDTH, refusals
+from hoplite_ucx.cli.quantities import format_duration, format_size
+
+Results = Annotated[Path, typer.Argument(help="JSON lines, as the commands write them with --json.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (compare, plot):
+        app.command()(command)
+
+
+def compare(before: Results, after: Results) -> None:
+    """Two runs side by side: what both measured, and where they differ by more than their rounds do."""
+    with refusals():
+        found = list(changes(read_figures(before), read_figures(after)))
+    if not found:
+        typer.echo(f"hoplite bench: {before} and {after} have no figure in common", err=True)
+        raise typer.Exit(1)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("", "", "hosts", "size", "before", "after", "after / before", ""):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for change in found:
+        figure = change.before
+        verdict = ("slower" if change.ratio > 1 else "faster") if change.beyond_spread else "within the spread"
+        table.add_row(
+            figure.operation,
+            figure.subject,
+            str(figure.hosts),
+            format_size(figure.size),
+            *(format_duration(each.seconds, 3) for each in (change.before, change.after)),
+            f"{change.ratio:.3f}",
+            verdict,
+        )
+    print_table(table)
+
+
+def plot(
+    results: Results,
+    output: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Where to draw, as .png and .svg; beside the figures.")
+    ] = None,
+) -> None:
+    """Draw figures as PNG and SVG (needs matplotlib)."""
+    with refusals():
+        figures = read_figures(results)
+        made = save(draw(figures, results.stem), output or results)
+    typer.echo(" ".join(str(path) for path in made))
+
+
+# --- tables and options -----------------------------------------------------------------------------------------
+
+
+def refuse_unknown(names: Sequence[str], known: Collection[str], option: str) -> None:
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+
+
+def cell_text(figure: Figure | None) -> str:
+    if figure is None:
+        return "-"
+    # What fits into one bucket of the shaper is no matter of its rate.
+    ratio = f" ({figure.ratio:.2f})" if figure.ratio is not None and figure.size >= 1 << 20 else ""
+    return f"{format_duration(figure.seconds, 3)}{ratio}"
+
+
+def print_table(table: Table) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(WIDTH, 170)
+    console.print(table)
