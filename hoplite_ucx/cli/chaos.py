@@ -1,32 +1,64 @@
 """`hoplite simulate chaos`: thousands of random runs, judged; a failing seed tells its story and how to replay it.
 
-Seeds are independent, so they are spread over all cores. With `--mutant` the machines are wrong on purpose, and the
-command shows after how many seeds chaos notices.
+Seeds are independent, so they are spread over all cores. With `--minutes` they are fresh ones, as many as that time
+allows. With `--mutant` the machines are wrong on purpose, and the command shows after how many seeds chaos notices.
+A run can be kept as a recording, which stays the same run when the generator changes, and replayed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
-from functools import partial
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import count, islice, takewhile
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from hoplite_ucx.simulate.chaos import Outcome, run_seed
+from hoplite_ucx.cli.ending import INTERRUPTED
+from hoplite_ucx.simulate.actions import Recording, RecordingError
+from hoplite_ucx.simulate.chaos import Outcome, record_seed, replay, run_seed
 from hoplite_ucx.simulate.cluster import VirtualCluster
+from hoplite_ucx.simulate.drawing import Ambush
 from hoplite_ucx.simulate.mutants import MUTANTS
 
 # Seeds handed to a worker at a time: enough to hide the hand-over, few enough for a smooth progress bar, and for a
 # ctrl-C that need not wait long for those under way.
 _BATCH = 5
+_BATCHES_AHEAD = 2
 _STORIES_SHOWN = 3
+_MOST_MINUTES = 7 * 24 * 60
+# Fresh seeds are below this: short enough to type.
+_FRESH = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What all runs of a command have in common."""
+
+    mutant: str | None = None
+    reductions: bool = True
+    tell: bool = False
+
+    @property
+    def cluster(self) -> type[VirtualCluster]:
+        return VirtualCluster if self.mutant is None else MUTANTS[self.mutant].cluster()
+
+    @property
+    def focus(self) -> Ambush | None:
+        return None if self.mutant is None else MUTANTS[self.mutant].focus
+
+    @property
+    def options(self) -> str:
+        return f"{'' if self.reductions else ' --no-reductions'}{f' --mutant {self.mutant}' if self.mutant else ''}"
 
 
 def chaos(
@@ -34,7 +66,16 @@ def chaos(
         str | None,
         typer.Option(metavar="A:B", help="Run the seeds from A to before B; 0:200, or 0:1500 with --mutant."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Run this one seed, and tell its story.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Run this one seed, and tell its story.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Run fresh seeds for so long, beginning with one that the clock names.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="With --seed: write what was done in that run to this file.")
+    ] = None,
+    replayed: Annotated[
+        Path | None, typer.Option("--replay", help="Do what such a file says, and tell the story.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes to use; all cores by default.")] = None,
     mutant: Annotated[str | None, typer.Option(help=f"Break one rule on purpose: {', '.join(MUTANTS)}.")] = None,
     reductions: Annotated[bool, typer.Option(help="Mix reductions with puts, gets, waits and deletes.")] = True,
@@ -43,79 +84,162 @@ def chaos(
     """Random clusters, workloads and faults, each run from its seed and judged by the oracle."""
     if mutant is not None and mutant not in MUTANTS:
         raise typer.BadParameter(f"{mutant!r} is not one of {', '.join(MUTANTS)}", param_hint="--mutant")
-    if seed is not None and seeds is not None:
-        raise typer.BadParameter("give one seed or a range of them, not both", param_hint="--seed")
-    chosen = range(seed, seed + 1) if seed is not None else _range(seeds or ("0:1500" if mutant else "0:200"))
-    began = time.perf_counter()
+    if sum(choice is not None for choice in (seeds, seed, minutes, replayed)) > 1:
+        raise typer.BadParameter("give one of --seed, --seeds, --minutes and --replay", param_hint="--seed")
+    if record is not None and seed is None:
+        raise typer.BadParameter("name the one run to record with --seed", param_hint="--record")
+    if minutes is not None and not 0 < minutes <= _MOST_MINUTES:
+        raise typer.BadParameter(f"give more than 0 and at most {_MOST_MINUTES} minutes", param_hint="--minutes")
+    kind = _Kind(mutant, reductions, tell=seed is not None)
+    if replayed is not None:
+        _replay(replayed, kind, as_json=as_json)
+        return
+    if record is not None and seed is not None:
+        _record(seed, record, kind, as_json=as_json)
+        return
+    if minutes is not None:
+        first = time.time_ns() // 1_000_000 % _FRESH
+        end = time.monotonic() + 60 * minutes
+        chosen: Iterable[int] = takewhile(lambda _: time.monotonic() < end, count(first))
+        if not as_json:
+            typer.echo(f"seeds from {first} on, for {minutes:g} minutes")
+    elif seed is not None:
+        chosen = [seed]
+    else:
+        chosen = _range(seeds or ("0:1500" if mutant else "0:200"))
+    _judge(chosen, kind, jobs or os.cpu_count() or 1, minutes, as_json=as_json)
+
+
+def _judge(seeds: Iterable[int], kind: _Kind, jobs: int, minutes: float | None, *, as_json: bool) -> None:
+    began = time.monotonic()
     outcomes: list[Outcome] = []
+    interrupted = False
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
-        task = progress.add_task("chaos", total=len(chosen))
-        for outcome in _run(chosen, mutant, jobs or os.cpu_count() or 1, tell=seed is not None, reductions=reductions):
-            outcomes.append(outcome)
-            progress.advance(task)
-            if mutant is not None and not outcome.ok:
-                break  # caught
-    failed = [outcome for outcome in outcomes if not outcome.ok]
-    summary = {
-        "seeds": len(outcomes),
-        "failed": len(failed),
-        "seconds": time.perf_counter() - began,
-        "processor_ms_per_seed": 1e3 * sum(outcome.processor_seconds for outcome in outcomes) / max(1, len(outcomes)),
-        "gets": sum(outcome.gets for outcome in outcomes),
-        "faults": sum(outcome.faults for outcome in outcomes),
-        "events": sum(outcome.events for outcome in outcomes),
-        "mutant": mutant,
-    }
-    if as_json:
-        typer.echo(json.dumps({**summary, "failures": [asdict(outcome) for outcome in failed]}))
-    else:
-        options = f"{'' if reductions else ' --no-reductions'}{f' --mutant {mutant}' if mutant else ''}"
-        _show(summary, outcomes if seed is not None else failed[:_STORIES_SHOWN], mutant, options)
-    if bool(failed) != (mutant is not None):
+        total = len(seeds) if isinstance(seeds, Sized) else None
+        task = progress.add_task("chaos", total=total if minutes is None else 60 * minutes)
+        try:
+            for outcome in _run(seeds, kind, jobs):
+                outcomes.append(outcome)
+                done = len(outcomes) if minutes is None else time.monotonic() - began
+                progress.update(task, completed=done, description=f"chaos, {len(outcomes)} seeds")
+                if kind.mutant is not None and not outcome.ok:
+                    break  # caught
+        except KeyboardInterrupt:
+            interrupted = True
+    _report(outcomes, kind, time.monotonic() - began, as_json=as_json)
+    failed = any(not outcome.ok for outcome in outcomes)
+    if interrupted:
+        raise typer.Exit(1 if failed and kind.mutant is None else INTERRUPTED)
+    if failed != (kind.mutant is not None):
         raise typer.Exit(1)
 
 
-def _run(seeds: range, mutant: str | None, jobs: int, *, tell: bool, reductions: bool) -> Iterator[Outcome]:
-    """Outcomes in the order of the seeds."""
-    run = partial(_run_batch, mutant=mutant, tell=tell, reductions=reductions)
-    batches = [seeds[start : start + _BATCH] for start in range(0, len(seeds), _BATCH)]
-    if jobs == 1 or len(batches) == 1:
-        for batch in batches:
-            yield from run(batch)
+def _record(seed: int, path: Path, kind: _Kind, *, as_json: bool) -> None:
+    outcome, recording = record_seed(seed, kind.cluster, reductions=kind.reductions, focus=kind.focus)
+    try:
+        recording.write(path)
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}", param_hint="--record") from error
+    _finish(outcome, f"seed {seed}", f"hoplite simulate chaos --replay {path}", as_json=as_json)
+
+
+def _replay(path: Path, kind: _Kind, *, as_json: bool) -> None:
+    try:
+        recording = Recording.read(path)
+        outcome = replay(recording, kind.cluster, tell=True)
+    except RecordingError as error:
+        raise typer.BadParameter(str(error), param_hint="--replay") from error
+    _finish(outcome, str(path), f"hoplite simulate chaos --replay {path}", as_json=as_json)
+
+
+def _finish(outcome: Outcome, name: str, again: str, *, as_json: bool) -> None:
+    """Of a single run."""
+    if as_json:
+        typer.echo(json.dumps(asdict(outcome)))
+    else:
+        _tell(Console(highlight=False), outcome, name, again)
+    if not outcome.ok:
+        raise typer.Exit(1)
+
+
+def _run(seeds: Iterable[int], kind: _Kind, jobs: int) -> Iterator[Outcome]:
+    """Outcomes in the order of the seeds, which are asked for no sooner than they can be run."""
+    if jobs == 1 or (isinstance(seeds, Sized) and len(seeds) <= _BATCH):
+        for seed in seeds:
+            yield from _run_batch((seed,), kind)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    batches = _batches(seeds)
+    under_way: deque[Future[list[Outcome]]] = deque()
+    # Ctrl-C reaches every process of the terminal: only this one answers it, and the others end with their batch.
+    with ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
         try:
-            for outcomes in pool.map(run, batches):
-                yield from outcomes
+            for _ in range(_BATCHES_AHEAD * jobs):
+                under_way.extend(pool.submit(_run_batch, batch, kind) for batch in islice(batches, 1))
+            while under_way:
+                yield from under_way.popleft().result()
+                under_way.extend(pool.submit(_run_batch, batch, kind) for batch in islice(batches, 1))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _run_batch(seeds: range, *, mutant: str | None, tell: bool, reductions: bool) -> list[Outcome]:
-    cluster_type = VirtualCluster if mutant is None else MUTANTS[mutant].cluster()
-    focus = None if mutant is None else MUTANTS[mutant].focus
-    return [run_seed(seed, cluster_type, tell=tell, reductions=reductions, focus=focus) for seed in seeds]
+def _batches(seeds: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    left = iter(seeds)
+    while batch := tuple(islice(left, _BATCH)):
+        yield batch
 
 
-def _show(summary: Mapping[str, object], told: list[Outcome], mutant: str | None, options: str) -> None:
+def _run_batch(seeds: tuple[int, ...], kind: _Kind) -> list[Outcome]:
+    cluster = kind.cluster
+    return [run_seed(s, cluster, tell=kind.tell, reductions=kind.reductions, focus=kind.focus) for s in seeds]
+
+
+def _report(outcomes: list[Outcome], kind: _Kind, seconds: float, *, as_json: bool) -> None:
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    processor_ms = 1e3 * sum(outcome.processor_seconds for outcome in outcomes) / max(1, len(outcomes))
+    gets, faults = sum(outcome.gets for outcome in outcomes), sum(outcome.faults for outcome in outcomes)
+    if as_json:
+        summary = {
+            "seeds": len(outcomes),
+            "failed": len(failed),
+            "seconds": seconds,
+            "processor_ms_per_seed": processor_ms,
+            "gets": gets,
+            "faults": faults,
+            "events": sum(outcome.events for outcome in outcomes),
+            "mutant": kind.mutant,
+        }
+        typer.echo(json.dumps({**summary, "failures": [asdict(outcome) for outcome in failed]}))
+        return
     console = Console(highlight=False)
-    for outcome in told:
-        verdict = "all promises kept" if outcome.ok else outcome.problem
-        console.print(f"[bold {'green' if outcome.ok else 'red'}]seed {outcome.seed}[/]: {verdict}", soft_wrap=True)
-        for line in outcome.story:
-            console.print(f"  {line}", markup=False, soft_wrap=True)
-        if not outcome.ok:
-            console.print(f"replay: hoplite simulate chaos --seed {outcome.seed}{options}", markup=False)
-    if mutant is not None:
-        caught = f"caught after {summary['seeds']}" if summary["failed"] else f"not caught in {summary['seeds']}"
-        console.print(f"mutant {mutant}: {caught} seeds")
+    for number, outcome in enumerate(outcomes if kind.tell else failed):
+        if number >= _STORIES_SHOWN:
+            outcome.story.clear()
+        replay_it = f"hoplite simulate chaos --seed {outcome.seed}{kind.options}"
+        _tell(console, outcome, f"seed {outcome.seed}", replay_it)
+    if kind.mutant is not None:
+        caught = f"caught after {len(outcomes)}" if failed else f"not caught in {len(outcomes)}"
+        console.print(f"mutant {kind.mutant}: {caught} seeds")
         return
     console.print(
-        f"{summary['seeds']} seeds, {summary['failed']} failed; {summary['gets']} gets and {summary['faults']} faults "
-        f"in {summary['seconds']:.1f} s, {summary['processor_ms_per_seed']:.1f} ms of processor time a seed",
+        f"{len(outcomes)} seeds, {len(failed)} failed; {gets} gets and {faults} faults in {seconds:.1f} s, "
+        f"{processor_ms:.1f} ms of processor time a seed",
         soft_wrap=True,
     )
+    if failed and not kind.tell:
+        console.print(
+            "to keep such a run as a test: its replay line with --record tests/simulate/recordings/NAME.jsonl"
+        )
+
+
+def _tell(console: Console, outcome: Outcome, name: str, again: str) -> None:
+    verdict = "all promises kept" if outcome.ok else outcome.problem
+    console.print(f"[bold {'green' if outcome.ok else 'red'}]{name}[/]:", end=" ")
+    console.print(verdict, markup=False, soft_wrap=True)
+    for line in outcome.story:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    if not outcome.ok:
+        console.print(f"replay: {again}", markup=False, soft_wrap=True)
 
 
 def _range(text: str) -> range:

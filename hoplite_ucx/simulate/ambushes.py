@@ -11,6 +11,7 @@ from hoplite_ucx.protocol.messages import Bind, Bound, Completed, Place, ToDirec
 from hoplite_ucx.simulate.drawing import BANDWIDTH, Ambush, Draw
 from hoplite_ucx.simulate.faults import Faults
 from hoplite_ucx.simulate.node import VirtualNode
+from hoplite_ucx.simulate.stage import Stage
 from hoplite_ucx.simulate.users import Users
 
 __all__ = ["Ambushes"]
@@ -19,10 +20,11 @@ _SLOTS = 3
 
 
 class Ambushes:
-    def __init__(self, draw: Draw, users: Users, faults: Faults) -> None:
+    def __init__(self, draw: Draw, stage: Stage, users: Users, faults: Faults) -> None:
         self._draw = draw
         self._random = draw.random
-        self._cluster = draw.cluster
+        self._stage = stage
+        self._cluster = stage.cluster
         self._users = users
         self._faults = faults
         self._victims_left = _SLOTS
@@ -34,10 +36,8 @@ class Ambushes:
             self._at_directory(self._cluster.nodes[identity_of(node)], message)
         if self.waiting is Ambush.PLACEMENT and isinstance(message, Place):
             self._at_placement(self._cluster.nodes[identity_of(node)], message)
-        elif self.waiting is Ambush.TRANSFER and isinstance(message, Place) and message.version.ref in self._draw.refs:
-            self.waiting = None
-            transfer = message.size / BANDWIDTH
-            self._cluster.clock.after(self._random.random() * transfer, self._users.delete, message.version.ref)
+        elif self.waiting is Ambush.TRANSFER and isinstance(message, Place):
+            self._at_transfer(message)
 
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         if self.waiting is Ambush.COMPLETION and isinstance(message, Completed):
@@ -45,13 +45,20 @@ class Ambushes:
         elif self.waiting in (Ambush.SLOT, Ambush.STRIPE) and isinstance(message, Bound):
             self._at_slot(node, message)
 
+    def _at_transfer(self, message: Place) -> None:
+        """The object is deleted while it is being sent."""
+        number = self._stage.number_of(message.version.ref)
+        if number is not None:
+            self.waiting = None
+            self._stage.later(self._random.random() * message.size / BANDWIDTH, self._users.delete, number)
+
     def _at_completion(self, node: VirtualNode, message: Completed) -> None:
         """The one other complete copy dies, and the word of the new one is held up: is the object taken for lost?"""
         others = self._complete_elsewhere(message.version.ref, node)
         if len(others) == 1:
             self.waiting = None
             self._faults.cut(node.host, "directory", for_seconds=self._random.choice((0.01, 0.1)))
-            self._cluster.clock.after(0.0, self._faults.kill_node, others[0])
+            self._stage.later(0.0, self._faults.kill_node, others[0])
 
     def _at_placement(self, node: VirtualNode, message: Place) -> None:
         """The receiver is cut off with its request on the way, and the object is lost and put again meanwhile: when
@@ -62,12 +69,9 @@ class Ambushes:
             return
         self.waiting = None
         absence = 1.3 * self._cluster.settings.lease + 0.2
-        clock, network = self._cluster.clock, self._cluster.network
-        self._faults.note(f"cut off {node.host} for {absence:.3f}", None)
-        clock.after(1.5 * self._cluster.shape.latency, network.isolate, node.host)
-        clock.after(absence, network.restore, node.host)
+        self._faults.cut_off(node.host, from_now=1.5 * self._cluster.shape.latency, until=absence)
         for root in roots:
-            clock.after(2 * self._cluster.shape.latency, self._faults.kill_node, root)
+            self._stage.later(2 * self._cluster.shape.latency, self._faults.kill_node, root)
 
     def _at_slot(self, node: VirtualNode, message: Bound) -> None:
         """The host of a slot, or of one of the parts it lacks, dies while they are being combined; and of a slot that
@@ -83,7 +87,7 @@ class Ambushes:
         for part in message.missing if not taken_over else ():
             victims += self._complete_elsewhere(part.ref, node)
         delay = self._random.random() * (2 * self._draw.largest / BANDWIDTH + 0.02)
-        self._cluster.clock.after(delay, self._faults.kill_node, self._random.choice(victims))
+        self._stage.later(delay, self._faults.kill_node, self._random.choice(victims))
         self._victims_left -= 1
         if not self._victims_left:
             self.waiting = None
@@ -92,13 +96,13 @@ class Ambushes:
         """The directory dies while bytes flow, and perhaps somebody who sends or combines them with it."""
         self.waiting = None
         moment = self._random.random() * message.size / BANDWIDTH
-        self._cluster.clock.after(moment, self._faults.crash_directory, 0.001)
+        self._stage.later(moment, self._faults.crash_directory, 0.001)
         if self._random.random() < 0.3:
             victims = [
                 node,
                 *([self._cluster.nodes[identity_of(message.sender)]] if isinstance(message, Place) else []),
             ]
-            self._cluster.clock.after(moment, self._faults.kill_node, self._random.choice(victims))
+            self._stage.later(moment, self._faults.kill_node, self._random.choice(victims))
 
     def _complete_elsewhere(self, ref: bytes, node: VirtualNode) -> list[VirtualNode]:
         return [

@@ -120,7 +120,7 @@ class VirtualCluster:
         self.calls: dict[CallId, Call] = {}
         self._checked = checked
         self._calls = 0
-        self._events = 0
+        self.events = 0
         self.provenance = Provenance()
         self._refs = 0
         self._identities = 0
@@ -248,8 +248,8 @@ class VirtualCluster:
 
     def after_event(self, machine: Directory | NodeState) -> None:
         """Look at the invariants. The directory's cost more than its events: they are looked at now and then."""
-        self._events += 1
-        if self._checked and (isinstance(machine, NodeState) or self._events % _CHECK_DIRECTORY_EVERY == 0):
+        self.events += 1
+        if self._checked and (isinstance(machine, NodeState) or self.events % _CHECK_DIRECTORY_EVERY == 0):
             machine.check()
 
     def connect_to_directory(self, node: VirtualNode) -> Endpoint:

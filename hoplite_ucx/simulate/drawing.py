@@ -1,17 +1,22 @@
 """What a seed makes of a run of chaos: a cluster, its objects and reductions, and every choice that comes later.
 
 All of them come from one generator, in the order in which they are asked for: whoever draws once more, or earlier,
-makes other runs of all seeds.
+makes other runs of all seeds. A run that must stay what it is is kept as a `Recording`.
 """
 
 from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
 
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.settings import KIB
-from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
+from hoplite_ucx.simulate.actions import Setup, Target
+from hoplite_ucx.simulate.cluster import Shape
 
 __all__ = ["BANDWIDTH", "STORM", "Ambush", "Draw"]
 
@@ -19,6 +24,8 @@ BANDWIDTH = 125e6
 STORM = 1.2
 """For how long, in virtual seconds, users and faults go on."""
 _GRANULE = 512 * KIB
+
+T = TypeVar("T")
 
 
 class Ambush(enum.Enum):
@@ -33,14 +40,7 @@ class Ambush(enum.Enum):
 
 
 class Draw:
-    def __init__(
-        self,
-        seed: int,
-        cluster_type: type[VirtualCluster],
-        *,
-        reductions: bool = True,
-        focus: Ambush | None = None,
-    ) -> None:
+    def __init__(self, seed: int, *, reductions: bool = True, focus: Ambush | None = None) -> None:
         self.random = rng = random.Random(seed)
         self.nodes = rng.randint(3, 8)
         self.granule = rng.choice((_GRANULE, _GRANULE // 4))
@@ -84,21 +84,39 @@ class Draw:
             min_granule=self.granule,
             max_granule=self.granule,
         )
-        self.cluster = cluster_type(shape, rng.getrandbits(32), settings, checked=True)
-        self.log: list[str] = []
-        self.plain = [self.cluster.new_ref() for _ in range(rng.randint(1, 4))]
-        self.sizes = {ref: self.some_size() for ref in self.plain}
-        self.homes: dict[bytes, int] = {}  # sources of an allreduce, and where each is put first
-        self.allreduces: dict[bytes, None] = {}
+        seed_of_cluster = rng.getrandbits(32)
+        self._refs = 0
+        self.plain = [self._new_ref() for _ in range(rng.randint(1, 4))]
+        self._sizes = {ref: self.some_size() for ref in self.plain}
+        self.homes: dict[int, int] = {}  # sources of an allreduce, and where each is put first
         often = 1.0 if self.ambush in (Ambush.SLOT, Ambush.STRIPE) else 0.7
-        self.reductions = self._some_reductions() if reductions and rng.random() < often else {}
-        self.sources = [ref for ref in self.sizes if ref not in self.plain]
-        self.refs = [*self.plain, *self.sources, *self.reductions]
+        self.targets = self._some_targets() if reductions and rng.random() < often else {}
+        self.sources = [ref for ref in self._sizes if ref not in self.plain]
+        self.refs = [*self.plain, *self.sources, *self.targets]
         self.crashes = rng.choice((0, 0, 2))
         # Users put again what was lost, at once; without that these ambushes have no second act.
         self.retries = self.ambush in (Ambush.PLACEMENT, Ambush.TRANSFER) or rng.random() < 0.7
+        self.setup = Setup(
+            shape=shape,
+            settings=msgspec.structs.asdict(settings),
+            seed=seed_of_cluster,
+            latencies=tuple(self._some_latencies()),
+            sizes=self._sizes,
+            targets=self.targets,
+            fair_weather=not self.stormy,
+        )
 
-    def _some_reductions(self) -> dict[bytes, tuple[tuple[bytes, ...], int]]:
+    def _new_ref(self) -> int:
+        self._refs += 1
+        return self._refs
+
+    def _some_latencies(self) -> Iterator[tuple[int, int, float]]:
+        for a in range(self.nodes):
+            for b in range(self.nodes):
+                if a != b and self.random.random() < 0.1:
+                    yield a, b, self.random.choice((50e-6, 5e-3))
+
+    def _some_targets(self) -> dict[int, Target]:
         """Targets, and what they are made of: a second one shares sources with the first or is made from it."""
         rng = self.random
         slots = self.ambush is Ambush.SLOT
@@ -106,24 +124,23 @@ class Draw:
         everywhere = self.ambush is Ambush.STRIPE or (not slots and rng.random() < 0.4)
         least = 3 if slots else 1
         number = rng.randint(3, self.nodes) if everywhere else rng.randint(least, 7)
-        sources = [self.cluster.new_ref() for _ in range(number)]
-        self.sizes |= dict.fromkeys(sources, size)
+        sources = [self._new_ref() for _ in range(number)]
+        self._sizes |= dict.fromkeys(sources, size)
         count = rng.randint(number - 1 if everywhere else least, number)
-        reductions = {self.cluster.new_ref(): (tuple(sources), count)}
+        targets = {self._new_ref(): Target(tuple(sources), count, everywhere)}
         if everywhere:
             self.homes = dict(zip(sources, rng.sample(range(self.nodes), len(sources)), strict=True))
-            self.allreduces = dict.fromkeys(reductions)
         if rng.random() < 0.4:
             others = [
                 *rng.sample(sources, rng.randint(0, len(sources))),
-                *rng.sample(list(reductions), rng.randint(0, 1)),
+                *rng.sample(list(targets), rng.randint(0, 1)),
             ]
-            others += [self.cluster.new_ref() for _ in range(rng.randint(0 if others else 1, 2))]
-            self.sizes |= dict.fromkeys(others, size)
-            reductions[self.cluster.new_ref()] = (tuple(others), rng.randint(1, len(others)))
-        for target in reductions:
-            self.sizes.pop(target, None)
-        return reductions
+            others += [self._new_ref() for _ in range(rng.randint(0 if others else 1, 2))]
+            self._sizes |= dict.fromkeys(others, size)
+            targets[self._new_ref()] = Target(tuple(others), rng.randint(1, len(others)))
+        for target in targets:
+            self._sizes.pop(target, None)
+        return targets
 
     def some_size(self) -> int:
         kind = self.random.random()
@@ -133,37 +150,15 @@ class Draw:
             return 32 * KIB + 1
         return self.random.randint(self.granule // 2, self.largest)
 
-    def some_ref(self) -> bytes:
+    def some_ref(self) -> int:
         return self.random.choice(self.refs)
 
-    def some_putable_ref(self) -> bytes:
+    def some_putable_ref(self) -> int:
         return self.random.choice([*self.plain, *self.sources])
 
     def some_node(self) -> int:
         return self.random.randrange(self.nodes)
 
-    def some_living_node(self) -> int | None:
-        living = [index for index in range(self.nodes) if self.cluster.slots[index].alive]
-        return self.random.choice(living) if living else None
-
-    def host(self, index: int) -> str:
-        return self.cluster.slots[index].host
-
-    def all_calls(self) -> list[Call]:
-        return list(self.cluster.calls.values())
-
-    def needed_for(self, refs: set[bytes]) -> set[bytes]:
-        """The refs to put so that these can be had."""
-        needed: set[bytes] = set()
-        pending = list(refs)
-        while pending:
-            ref = pending.pop()
-            if ref in self.reductions:
-                pending.extend(self.reductions[ref][0])
-            else:
-                needed.add(ref)
-        return needed
-
-    def say(self, what: str, index: int | None) -> None:
-        who = "network" if index is None else f"h{index} (n{self.cluster.slots[index].identity:x})"
-        self.log.append(f"{self.cluster.clock.now:.6f} {who}: {what}")
+    def one_of(self, candidates: Sequence[T]) -> T | None:
+        """None if there are none: then nothing is drawn."""
+        return self.random.choice(candidates) if candidates else None

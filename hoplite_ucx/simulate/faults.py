@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hoplite_ucx.simulate.actions import (
+    BreakStream,
+    CrashDirectory,
+    Cut,
+    Heal,
+    Isolate,
+    Kill,
+    LoseDirectory,
+    LosePeer,
+    PowerOff,
+    Restart,
+    RestartDirectory,
+    Restore,
+    Resume,
+    StallStream,
+    Stop,
+)
 from hoplite_ucx.simulate.drawing import Draw
 from hoplite_ucx.simulate.node import VirtualNode
+from hoplite_ucx.simulate.stage import Stage
 
 __all__ = ["Faults"]
 
 
 class Faults:
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: Draw, stage: Stage) -> None:
         self._draw = draw
         self._random = draw.random
-        self._cluster = draw.cluster
+        self._stage = stage
+        self._cluster = stage.cluster
         self.raging = True
-        self.count = 0
 
     def actions(self) -> list[Callable[[], None]]:
         return [
@@ -35,101 +53,95 @@ class Faults:
             self._stall_stream,
         ]
 
-    def note(self, what: str, index: int | None) -> None:
-        self.count += 1
-        self._draw.say(what, index)
-
     def _kill(self) -> None:
-        index = self._draw.some_living_node()
+        index = self._some_living_node()
         if index is not None:
             self.kill_node(self._cluster.slots[index])
 
     def kill_node(self, node: VirtualNode) -> None:
         if node.alive and self.raging:
-            self.note("kill", int(node.host[1:]))
-            node.kill()
+            self._stage.do(Kill(int(node.host[1:])))
 
     def _power_off(self) -> None:
-        """The host is gone and says nothing: no reset, no refusal."""
-        index = self._draw.some_living_node()
+        index = self._some_living_node()
         if index is not None:
-            self.note("power off", index)
-            self._cluster.network.isolate(self._draw.host(index))
-            self._cluster.slots[index].kill()
+            self._stage.do(PowerOff(index))
 
     def _restart(self) -> None:
-        dead = [index for index in range(self._draw.nodes) if not self._cluster.slots[index].alive]
-        if dead:
-            index = self._random.choice(dead)
-            self.note("restart", index)
-            self._cluster.restart(index)
+        index = self._draw.one_of([index for index, node in enumerate(self._cluster.slots) if not node.alive])
+        if index is not None:
+            self._stage.do(Restart(index))
 
     def _stop_for_a_while(self) -> None:
-        index = self._draw.some_living_node()
-        if index is None or self._cluster.slots[index].stopped:
+        index = self._some_running_node()
+        if index is None:
             return
-        self.note("stop", index)
         node = self._cluster.slots[index]
-        node.stop()
+        self._stage.do(Stop(index))
 
         def resume() -> None:
             if node.alive and node.stopped:
-                self._draw.say("resume", index)
-                node.resume()
+                self._stage.do(Resume(index))
 
-        self._cluster.clock.after(self._random.choice((0.05, 0.3, 1.5)), resume)
+        self._stage.later(self._random.choice((0.05, 0.3, 1.5)), resume)
 
     def _cut_one_way(self) -> None:
         a, b = self._random.sample(range(self._draw.nodes), 2)
-        self.cut(self._draw.host(a), self._draw.host(b), for_seconds=self._random.choice((0.1, 0.5, 2.0)))
+        self.cut(f"h{a}", f"h{b}", for_seconds=self._random.choice((0.1, 0.5, 2.0)))
 
     def _cut_from_directory(self) -> None:
-        ends = [self._draw.host(self._draw.some_node()), "directory"]
+        ends = [f"h{self._draw.some_node()}", "directory"]
         self._random.shuffle(ends)
         self.cut(*ends, for_seconds=self._random.choice((0.1, 0.5, 2.0)))
 
     def cut(self, source: str, target: str, *, for_seconds: float) -> None:
-        self.note(f"cut {source} → {target}", None)
-        self._cluster.network.cut(source, target)
-        self._cluster.clock.after(for_seconds, self._cluster.network.heal, source, target)
+        self._stage.do(Cut(source, target))
+        self._stage.later(for_seconds, self._stage.do, Heal(source, target))
+
+    def cut_off(self, host: str, *, from_now: float, until: float) -> None:
+        self._stage.later(from_now, self._stage.do, Isolate(host))
+        self._stage.later(until, self._stage.do, Restore(host))
 
     def _lose_directory(self) -> None:
-        index = self._draw.some_living_node()
-        if index is not None and not self._cluster.slots[index].stopped:
-            self.note("lose the directory's session", index)
-            self._cluster.slots[index].lose_directory()
+        index = self._some_running_node()
+        if index is not None:
+            self._stage.do(LoseDirectory(index))
 
     def crash_directory(self, absence: float | None = None) -> None:
-        if not (self._cluster.directory.alive and self.raging):
-            return
-        self.note("crash of the directory", None)
-        self._cluster.crash_directory()
-
-        def restart() -> None:
-            self._draw.say("restart of the directory", None)
-            self._cluster.restart_directory()
-
-        self._cluster.clock.after(absence or self._random.choice((0.001, 0.05, 0.3)), restart)
+        if self._cluster.directory.alive and self.raging:
+            self._stage.do(CrashDirectory())
+            self._stage.later(absence or self._random.choice((0.001, 0.05, 0.3)), self._stage.do, RestartDirectory())
 
     def _lose_peer(self) -> None:
-        index = self._draw.some_living_node()
-        if index is None or self._cluster.slots[index].stopped:
-            return
-        node = self._cluster.slots[index]
-        if node.peers:
-            self.note("lose a peer's session", index)
-            node.lose_peer(self._random.choice(sorted(node.peers)))
+        index = self._some_running_node()
+        if index is not None and self._cluster.slots[index].peers:
+            self._stage.do(LosePeer(index, self._random.choice(sorted(self._cluster.slots[index].peers))))
 
     def _break_stream(self) -> None:
-        index = self._draw.some_living_node()
-        if index is not None and self._cluster.slots[index].serving:
-            self.note("break a stream", index)
-            node = self._cluster.slots[index]
-            node.break_stream(self._random.choice(list(node.serving)))
+        stream = self._some_stream()
+        if stream is not None:
+            self._stage.do(BreakStream(*stream))
 
     def _stall_stream(self) -> None:
-        """A connection that neither moves nor breaks, while its sender is alive and says so."""
-        index = self._draw.some_living_node()
-        if index is not None and self._cluster.slots[index].serving:
-            self.note("stall a stream", index)
-            self._random.choice(list(self._cluster.slots[index].serving.values())).stuck = True
+        stream = self._some_stream()
+        if stream is not None:
+            self._stage.do(StallStream(*stream))
+
+    def _some_living_node(self) -> int | None:
+        return self._draw.one_of(self._stage.living())
+
+    def _some_running_node(self) -> int | None:
+        """One that is alive, if it is not stopped."""
+        index = self._some_living_node()
+        return None if index is None or self._cluster.slots[index].stopped else index
+
+    def _some_stream(self) -> tuple[int, str, int] | None:
+        """Its sender, its receiver's host, and which of those between the two it is."""
+        index = self._some_living_node()
+        if index is None:
+            return None
+        node = self._cluster.slots[index]
+        serving = self._draw.one_of(list(node.serving.values()))
+        if serving is None:
+            return None
+        return index, serving.receiver_host, self._stage.streams_to(node, serving.receiver_host).index(serving)

@@ -6,115 +6,101 @@ from collections.abc import Callable
 
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import GetCall, Got, PutCall
+from hoplite_ucx.simulate.actions import Ask, Cancel, Delete, Get, Put, Reduce, Unpin, Wait
 from hoplite_ucx.simulate.cluster import Call
 from hoplite_ucx.simulate.drawing import STORM, Draw
-from hoplite_ucx.simulate.oracle import Oracle
+from hoplite_ucx.simulate.stage import Stage
 
 __all__ = ["Users"]
 
 
 class Users:
-    def __init__(self, draw: Draw, oracle: Oracle) -> None:
+    def __init__(self, draw: Draw, stage: Stage) -> None:
         self._draw = draw
         self._random = draw.random
-        self._cluster = draw.cluster
-        self._oracle = oracle
+        self._stage = stage
+        self._cluster = stage.cluster
 
     def actions(self) -> list[Callable[[], None]]:
         return [
             *[lambda: self.get(self._draw.some_ref(), self._draw.some_node())] * 5,
             *[lambda: self.put(self._draw.some_putable_ref())] * 2,
-            *[self._ask] * (2 if self._draw.reductions else 0),
+            *[self._ask] * (2 if self._draw.targets else 0),
             *[self._wait] * 2,
             *[self._unpin_some] * 2,
             self._cancel_some,
             self.delete,
         ]
 
-    def put(self, ref: bytes, index: int | None = None) -> None:
+    def put(self, ref: int, index: int | None = None) -> None:
         if index is None:
-            index = self._draw.some_living_node()
+            index = self._some_living_node()
         if index is None or not self._cluster.slots[index].alive:
             return
+        size = self._stage.sizes[ref]
         if self._random.random() < 0.2 and ref in self._draw.plain:
-            self._draw.sizes[ref] = self._draw.some_size()  # put again with other bytes
-        size = self._draw.sizes[ref]
-        inline = size <= self._cluster.settings.inline_limit
-        self._draw.say(f"put {ref.hex()[:8]} {size}", index)
-        self._cluster.put(index, ref, size, inline=inline)
+            size = self._draw.some_size()  # put again with other bytes
+        self._stage.do(Put(index, ref, size))
 
-    def get(self, ref: bytes, index: int) -> None:
+    def get(self, ref: int, index: int) -> None:
         if self._cluster.slots[index].alive:
-            self._draw.say(f"get {ref.hex()[:8]}", index)
-            self._cluster.get(index, ref)
+            self._stage.do(Get(index, ref))
 
-    def reduce(self, target: bytes) -> None:
-        index = self._draw.some_living_node()
+    def reduce(self, target: int) -> None:
+        index = self._some_living_node()
         if index is not None:
-            sources, count = self._draw.reductions[target]
-            everywhere = target in self._draw.allreduces
-            what = "allreduce" if everywhere else "reduce"
-            self._draw.say(f"{what} {count} of {len(sources)} into {target.hex()[:8]}", index)
-            self._cluster.reduce(index, target, sources, count, everywhere=everywhere)
+            self._stage.do(Reduce(index, target))
 
-    def reduce_when_put(self, target: bytes) -> None:
+    def reduce_when_put(self, target: int) -> None:
         """Stripes are laid for sources that are there together: wait a while for all of them."""
-        sources = set(self._draw.reductions[target][0])
-        pending = any(
-            isinstance(c.event, PutCall) and c.event.ref in sources and c.open for c in self._draw.all_calls()
-        )
+        sources = {self._stage.refs[source] for source in self._draw.targets[target].sources}
+        pending = any(isinstance(c.event, PutCall) and c.event.ref in sources and c.open for c in self._stage.calls())
         if pending and self._cluster.clock.now < STORM / 2:
-            self._cluster.clock.after(0.02, self.reduce_when_put, target)
+            self._stage.later(0.02, self.reduce_when_put, target)
         else:
             self.reduce(target)
 
     def _ask(self) -> None:
-        index = self._draw.some_living_node()
+        index = self._some_living_node()
         if index is not None:
-            self._cluster.contributors(index, self._random.choice(list(self._draw.reductions)))
+            self._stage.do(Ask(index, self._random.choice(list(self._draw.targets))))
 
     def _wait(self) -> None:
-        index = self._draw.some_living_node()
+        index = self._some_living_node()
         if index is not None:
             refs = tuple(self._random.sample(self._draw.refs, self._random.randint(1, len(self._draw.refs))))
-            self._cluster.wait(
-                index, refs, self._random.randint(1, len(refs)), timeout=self._random.choice((None, 0.3))
-            )
+            count = self._random.randint(1, len(refs))
+            self._stage.do(Wait(index, refs, count, self._random.choice((None, 0.3))))
 
-    def delete(self, ref: bytes | None = None) -> None:
-        index = self._draw.some_living_node()
+    def delete(self, ref: int | None = None) -> None:
+        index = self._some_living_node()
         if index is not None:
-            ref = ref or self._draw.some_ref()
-            self._draw.say(f"delete {ref.hex()[:8]}", index)
-            self._oracle.expect_delete(ref)
-            self._cluster.delete(index, ref)
+            self._stage.do(Delete(index, ref or self._draw.some_ref()))
 
     def _unpin_some(self) -> None:
-        for call in self._draw.all_calls():
+        for call in self._stage.calls():
             if isinstance(call.answer, Got) and call.node.alive and self._random.random() < 0.5:
-                self._cluster.unpin(call)
+                self._stage.do(Unpin(call.event.call))
 
     def _cancel_some(self) -> None:
-        """A user's process dies: its calls are cancelled, its puts cut off."""
-        calls = [call for call in self._draw.all_calls() if call.open]
-        if not calls:
-            return
-        call = self._random.choice(calls)
-        if isinstance(call.event, PutCall):
-            self._oracle.expect_abort(call.event.ref)
-        self._draw.say(f"cancel {call.event.call}", int(call.node.host[1:]))
-        self._cluster.cancel(call)
+        call = self._draw.one_of([call for call in self._stage.calls() if call.open])
+        if call is not None:
+            self._stage.do(Cancel(call.event.call))
 
     def answered(self, call: Call) -> None:
         """A user whose get failed does something about it: puts the lost object again, or goes on with another."""
         if not (self._draw.retries and self._cluster.clock.now < STORM and isinstance(call.event, GetCall)):
             return
-        failure, ref = call.failure, call.event.ref
+        failure, ref = call.failure, self._stage.number_of(call.event.ref)
+        assert ref is not None
         index = int(call.node.host[1:])
         delay = self._random.choice((0.0, 0.002, 0.1))
         if failure is not None and failure.kind in (FailureKind.LOST, FailureKind.ABORTED):
-            for needed in sorted(self._draw.needed_for({ref})):
-                self._cluster.clock.after(delay, self.put, needed, self._random.choice((index, None)))
-            self._cluster.clock.after(delay, self.get, ref, index)
+            for needed in self._stage.needed_for({ref}):
+                self._stage.later(delay, self.put, needed, self._random.choice((index, None)))
+            self._stage.later(delay, self.get, ref, index)
         elif failure is not None and failure.kind is FailureKind.DELETED:
-            self._cluster.clock.after(delay, self.put, self._draw.some_putable_ref(), index)
+            self._stage.later(delay, self.put, self._draw.some_putable_ref(), index)
+
+    def _some_living_node(self) -> int | None:
+        return self._draw.one_of(self._stage.living())
