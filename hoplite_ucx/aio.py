@@ -14,6 +14,7 @@ from hoplite_ucx.runtime.refs import new_ref, ref_for
 __all__ = [
     "AsyncCluster",
     "allreduce",
+    "as_completed",
     "cluster",
     "connect",
     "contributors",
@@ -25,6 +26,7 @@ __all__ = [
     "is_initialized",
     "new_ref",
     "put",
+    "put_many",
     "reduce",
     "ref_for",
     "scope",
@@ -50,9 +52,11 @@ connect = _awaited(current.connect)
 shutdown = current.default.aio.close
 
 put = current.default.aio.put
+put_many = current.default.aio.put_many
 get = current.default.aio.get
 gather = current.default.aio.gather
 wait = current.default.aio.wait
+as_completed = current.default.aio.as_completed
 delete = current.default.aio.delete
 reduce = current.default.aio.reduce
 allreduce = current.default.aio.allreduce

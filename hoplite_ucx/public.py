@@ -34,6 +34,7 @@ __all__ = [
     "StaleError",
     "StoreFullError",
     "allreduce",
+    "as_completed",
     "cluster",
     "connect",
     "contributors",
@@ -45,6 +46,7 @@ __all__ = [
     "is_initialized",
     "new_ref",
     "put",
+    "put_many",
     "reduce",
     "ref_for",
     "scope",
@@ -54,9 +56,11 @@ __all__ = [
 ]
 
 put = _current.default.put
+put_many = _current.default.put_many
 get = _current.default.get
 gather = _current.default.gather
 wait = _current.default.wait
+as_completed = _current.default.as_completed
 delete = _current.default.delete
 reduce = _current.default.reduce
 allreduce = _current.default.allreduce

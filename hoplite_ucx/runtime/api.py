@@ -5,22 +5,27 @@ can only be seen where the objects are is refused there.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from hoplite_ucx.runtime import calls, scopes, values
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime import calls, scopes
 from hoplite_ucx.runtime.async_api import AsyncCluster
 from hoplite_ucx.runtime.calls import value_of
 from hoplite_ucx.runtime.checks import (
     DEFAULT_TIMEOUT,
+    check_copy,
     check_out,
     check_outs,
     check_timeout,
     list_of_refs,
+    list_of_values,
     optional_ref,
+    refs_for_values,
 )
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.drafts import Draft, one_draft, open_draft
@@ -28,6 +33,7 @@ from hoplite_ucx.runtime.layout import Array
 from hoplite_ucx.runtime.membership import Membership
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
+from hoplite_ucx.runtime.values import encode
 
 
 class Cluster:
@@ -97,14 +103,52 @@ class Cluster:
         ours = self._of.client
         seconds = check_timeout(timeout)
         name = optional_ref(ref)
-        ours.put(name.binary, values.encode(value), seconds, fresh=ref is None)
+        ours.put(name.binary, encode(value), seconds, fresh=ref is None)
         return note_made(self._of, name)
 
+    def put_many(
+        self,
+        values: Iterable[object],
+        *,
+        refs: Sequence[ObjectRef] | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> list[ObjectRef]:
+        """Store every one of these values, and return their refs in order; `refs` gives names made before.
+
+        Small objects are put many at a time, which takes a fraction of what a `put` of each would. If one cannot be
+        put, the error says which; what was put under refs that nobody knows yet is deleted again.
+        """
+        ours = self._of.client
+        seconds = check_timeout(timeout)
+        given = list_of_values(values)
+        names = refs_for_values(refs, len(given))
+        ends = None if seconds is None else time.monotonic() + seconds
+        try:
+            for run in calls.runs(names, given, ours.greeting.small_limit):
+                left = None if ends is None else max(0.0, ends - time.monotonic())
+                if run[0][1].size > ours.greeting.small_limit:
+                    ours.put(*run[0], left, fresh=refs is None)
+                else:
+                    ours.put_small(run, left, fresh=refs is None)
+        except BaseException as error:
+            if refs is None:
+                with scopes.failing_too(error):
+                    self._delete_all(names, scopes.UNDO_SECONDS)
+            if isinstance(error, HopliteError):
+                raise calls.of_many(error, names) from error
+            raise
+        return [note_made(self._of, name) for name in names]
+
     @overload
-    def get(self, ref: ObjectRef, *, timeout: float | None = ..., out: Array | None = ...) -> Any: ...
+    def get(self, ref: ObjectRef, *, timeout: float | None = ..., out: Array | None = ..., copy: bool = ...) -> Any: ...
     @overload
     def get(
-        self, ref: Sequence[ObjectRef], *, timeout: float | None = ..., out: Sequence[Array] | None = ...
+        self,
+        ref: Sequence[ObjectRef],
+        *,
+        timeout: float | None = ...,
+        out: Sequence[Array] | None = ...,
+        copy: bool = ...,
     ) -> list[Any]: ...
     def get(
         self,
@@ -112,32 +156,52 @@ class Cluster:
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
         out: Array | Sequence[Array] | None = None,
+        copy: bool = False,
     ) -> Any:
         """The value of a ref, or the values of several, which are fetched at the same time.
 
         Arrays are read-only and lie in memory that this host's processes share; they stay valid for as long as they are
-        used. With `out`, the value is copied into an array of the same dtype and shape, which is returned. A get waits
-        for an object that is yet to come; `timeout=None` waits as long as it still can come.
+        used. With `copy=True` they are in memory of their own, and can be written to. With `out`, the value is copied
+        into an array of the same dtype and shape, which is returned. A get waits for an object that is yet to come;
+        `timeout=None` waits as long as it still can come.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
+        own = check_copy(copy, out)
         if isinstance(ref, ObjectRef):
             into = None if out is None else check_out(out)
-            return value_of(ref, *ours.get_one(ref.binary, seconds), into)
+            return value_of(ref, *ours.get_one(ref.binary, seconds), into, own)
         refs = list_of_refs(ref)
-        return _get(ours, refs, seconds, None if out is None else check_outs(out, len(refs)))
+        return _get(ours, refs, seconds, None if out is None else check_outs(out, len(refs)), own)
 
     def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
         """The values of all refs, in order; all are fetched at the same time."""
         ours = self._of.client
         seconds = check_timeout(timeout)
-        return _get(ours, list_of_refs(refs), seconds, None)
+        return _get(ours, list_of_refs(refs), seconds, None, False)
 
     def wait(
         self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
         """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest."""
         return self._of.client.carry_out(calls.wait(refs, count, timeout))
+
+    def as_completed(
+        self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> Iterator[ObjectRef]:
+        """The refs one by one, as each has an object, or has failed: then a get of it answers at once.
+
+        A ref that is given twice comes once. Raises `GetTimeoutError` when the time is over, which counts from this
+        call, and some have none.
+        """
+        completed = calls.Completed(refs, timeout)
+        client = self._of.client
+
+        def each() -> Iterator[ObjectRef]:
+            while completed.rest:
+                yield from client.carry_out(completed.more())
+
+        return each()
 
     def delete(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """Forget objects everywhere, and cancel reductions. Arrays that came from `get` stay valid."""
@@ -223,12 +287,12 @@ class Cluster:
             raise
         self._delete_all(made)
 
-    def _delete_all(self, made: list[ObjectRef]) -> None:
+    def _delete_all(self, made: list[ObjectRef], timeout: float = scopes.DELETE_SECONDS) -> None:
         if made and self.is_open:
-            self._of.client.carry_out(calls.delete(made, scopes.DELETE_SECONDS))
+            self._of.client.carry_out(calls.delete(made, timeout))
 
 
-def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[Array] | None) -> list[Any]:
+def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[Array] | None, copy: bool) -> list[Any]:
     found = ours.get([ref.binary for ref in refs], timeout)
     into = outs if outs is not None else [None] * len(refs)
-    return [value_of(ref, memory, layout, out) for ref, (memory, layout), out in zip(refs, found, into, strict=True)]
+    return [value_of(ref, *got, out, copy) for ref, got, out in zip(refs, found, into, strict=True)]

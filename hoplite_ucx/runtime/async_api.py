@@ -9,24 +9,28 @@ on in the background until it is done or its `timeout` is over. A program that e
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from hoplite_ucx.runtime import calls, looped, scopes, values
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime import calls, looped, scopes
 from hoplite_ucx.runtime.background import DaemonPool
 from hoplite_ucx.runtime.calls import value_of
 from hoplite_ucx.runtime.checks import (
     DEFAULT_TIMEOUT,
+    check_copy,
     check_out,
     check_outs,
     check_timeout,
     list_of_refs,
+    list_of_values,
     optional_ref,
+    refs_for_values,
 )
 from hoplite_ucx.runtime.client import GRACE
 from hoplite_ucx.runtime.connection import late
@@ -36,6 +40,7 @@ from hoplite_ucx.runtime.looped import Got, LoopCalls, in_thread
 from hoplite_ucx.runtime.membership import Membership
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
+from hoplite_ucx.runtime.values import encode
 
 R = TypeVar("R")
 
@@ -92,7 +97,7 @@ class AsyncCluster:
         here = self._here()
         seconds = check_timeout(timeout)
         name = optional_ref(ref)
-        encoded = await in_thread(partial(values.encode, value))
+        encoded = await in_thread(partial(encode, value))
         if encoded.size <= here.client.greeting.small_limit:
             here.client.reader.is_near(name.binary)
             await here.carry_out(calls.put_small(name.binary, encoded, seconds, fresh=ref is None))
@@ -100,34 +105,95 @@ class AsyncCluster:
             await _at_length(partial(here.client.put, name.binary, encoded, fresh=ref is None), seconds)
         return note_made(self._of, name)
 
+    async def put_many(
+        self,
+        values: Iterable[object],
+        *,
+        refs: Sequence[ObjectRef] | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> list[ObjectRef]:
+        """See `Cluster.put_many`."""
+        here = self._here()
+        seconds = check_timeout(timeout)
+        given = list_of_values(values)
+        names = refs_for_values(refs, len(given))
+        ends = None if seconds is None else time.monotonic() + seconds
+        small_limit = here.client.greeting.small_limit
+        runs = calls.runs(names, given, small_limit)
+        try:
+            while run := await in_thread(partial(next, runs, None)):
+                left = None if ends is None else max(0.0, ends - time.monotonic())
+                if run[0][1].size > small_limit:
+                    await _at_length(partial(here.client.put, *run[0], fresh=refs is None), left)
+                else:
+                    await here.put_small(run, left, fresh=refs is None)
+        except BaseException as error:
+            if refs is None:
+                with scopes.failing_too(error):
+                    await self._delete_all(names, scopes.UNDO_SECONDS)
+            if isinstance(error, HopliteError):
+                raise calls.of_many(error, names) from error
+            raise
+        return [note_made(self._of, name) for name in names]
+
+    @overload
+    async def get(
+        self, ref: ObjectRef, *, timeout: float | None = ..., out: Array | None = ..., copy: bool = ...
+    ) -> Any: ...
+    @overload
+    async def get(
+        self,
+        ref: Sequence[ObjectRef],
+        *,
+        timeout: float | None = ...,
+        out: Sequence[Array] | None = ...,
+        copy: bool = ...,
+    ) -> list[Any]: ...
     async def get(
         self,
         ref: ObjectRef | Sequence[ObjectRef],
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
         out: Array | Sequence[Array] | None = None,
+        copy: bool = False,
     ) -> Any:
         """See `Cluster.get`."""
         here = self._here()
         seconds = check_timeout(timeout)
+        own = check_copy(copy, out)
         if isinstance(ref, ObjectRef):
             into = None if out is None else check_out(out)
-            return await _value(here, ref, await here.get_one(ref.binary, seconds), into)
+            return await _value(here, ref, await here.get_one(ref.binary, seconds), into, own)
         refs = list_of_refs(ref)
-        return await _get(here, refs, seconds, [None] * len(refs) if out is None else check_outs(out, len(refs)))
+        outs = [None] * len(refs) if out is None else check_outs(out, len(refs))
+        return await _get(here, refs, seconds, outs, own)
 
     async def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
         """See `Cluster.gather`."""
         here = self._here()
         seconds = check_timeout(timeout)
         given = list_of_refs(refs)
-        return await _get(here, given, seconds, [None] * len(given))
+        return await _get(here, given, seconds, [None] * len(given), False)
 
     async def wait(
         self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
         """See `Cluster.wait`."""
         return await self._here().carry_out(calls.wait(refs, count, timeout))
+
+    def as_completed(
+        self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> AsyncIterator[ObjectRef]:
+        """See `Cluster.as_completed`; to be used with `async for`."""
+        completed = calls.Completed(refs, timeout)
+        here = self._here()
+
+        async def each() -> AsyncIterator[ObjectRef]:
+            while completed.rest:
+                for ref in await here.carry_out(completed.more()):
+                    yield ref
+
+        return each()
 
     async def delete(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """See `Cluster.delete`."""
@@ -209,9 +275,9 @@ class AsyncCluster:
             raise
         await self._delete_all(made)
 
-    async def _delete_all(self, made: list[ObjectRef]) -> None:
+    async def _delete_all(self, made: list[ObjectRef], timeout: float = scopes.DELETE_SECONDS) -> None:
         if made and self.is_open:
-            await self._here().carry_out(calls.delete(made, scopes.DELETE_SECONDS))
+            await self._here().carry_out(calls.delete(made, timeout))
 
 
 async def _at_length(work_within: Callable[[float | None], R], seconds: float | None) -> R:
@@ -232,14 +298,14 @@ async def _at_length(work_within: Callable[[float | None], R], seconds: float | 
 
 
 async def _get(
-    here: LoopCalls, refs: list[ObjectRef], timeout: float | None, outs: Sequence[Array | None]
+    here: LoopCalls, refs: list[ObjectRef], timeout: float | None, outs: Sequence[Array | None], copy: bool
 ) -> list[Any]:
     found = await here.get([ref.binary for ref in refs], timeout)
-    return [await _value(here, ref, got, out) for ref, got, out in zip(refs, found, outs, strict=True)]
+    return [await _value(here, ref, got, out, copy) for ref, got, out in zip(refs, found, outs, strict=True)]
 
 
-async def _value(here: LoopCalls, ref: ObjectRef, got: Got, out: Array | None) -> Any:
+async def _value(here: LoopCalls, ref: ObjectRef, got: Got, out: Array | None, copy: bool) -> Any:
     memory, layout = got
     if len(memory) <= here.client.greeting.small_limit:
-        return value_of(ref, memory, layout, out)
-    return await in_thread(partial(value_of, ref, memory, layout, out))
+        return value_of(ref, memory, layout, out, copy)
+    return await in_thread(partial(value_of, ref, memory, layout, out, copy))

@@ -5,10 +5,10 @@ questions, is sent the replies, and returns the result. Whoever carries it out k
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import values, wire
 from hoplite_ucx.runtime.checks import (
     about,
@@ -58,6 +58,26 @@ def wait(
     reply = yield Question(lambda call: wire.WaitRequest(call, names, needed, seconds), seconds)
     assert isinstance(reply, wire.Ready)
     return [by_name[name] for name in reply.ready], [by_name[name] for name in reply.rest]
+
+
+class Completed:
+    """What is left of `as_completed`: the refs that were not ready yet, and the time."""
+
+    def __init__(self, refs: Sequence[ObjectRef], timeout: float | None) -> None:
+        self.rest = list(dict.fromkeys(list_of_refs(refs, most=wire.MAX_REFS)))
+        self._given = len(self.rest)
+        self._timeout = check_timeout(timeout)
+        self._ends = None if self._timeout is None else time.monotonic() + self._timeout
+
+    def more(self) -> Steps[list[ObjectRef]]:
+        """At least one more that is ready."""
+        left = None if self._ends is None else max(0.0, self._ends - time.monotonic())
+        ready, self.rest = yield from wait(self.rest, 1, left)
+        if not ready:
+            detail = f"{len(self.rest)} of {self._given} refs have no object after {self._timeout:g} s"
+            remedy = "look whether their producers still run, or give a longer timeout"
+            raise Failure(FailureKind.TIMEOUT, detail, remedy).exception()
+        return ready
 
 
 def delete(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Steps[None]:
@@ -110,12 +130,46 @@ def contributors(ref: ObjectRef, timeout: float | None) -> Steps[list[ObjectRef]
     return [ObjectRef(name) for name in reply.refs]
 
 
-def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None) -> Any:
+def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None, copy: bool) -> Any:
     """What was got, as the user is to have it."""
     try:
+        if copy:
+            return values.decode_copy(memory, layout)
         if out is None:
             return values.decode(memory, layout)
         values.copy_out(memory, layout, out)
     except HopliteError as error:
         raise about(error, ref) from error
     return out
+
+
+def of_many(error: HopliteError, refs: Sequence[ObjectRef]) -> HopliteError:
+    """The failure of many puts: of which it is, unless it is of all."""
+    failure = error.failure
+    if error.ref not in refs:
+        return error
+    detail = f"values[{refs.index(error.ref)}] could not be put: {failure.detail}"
+    return Failure(failure.kind, detail, failure.remedy, failure.ref, failure.peer).exception()
+
+
+PutRun: TypeAlias = list[tuple[bytes, Encoded]]
+_RUN = 1024
+
+
+def runs(refs: Sequence[ObjectRef], given: Sequence[object], small_limit: int) -> Iterator[PutRun]:
+    """What is put together: some small objects, or one that is large. Each is looked at when its turn has come."""
+    run: PutRun = []
+    for ref, value in zip(refs, given, strict=True):
+        try:
+            encoded = values.encode(value)
+        except HopliteError as error:
+            raise about(error, ref) from error
+        if run and (encoded.size > small_limit or len(run) == _RUN):
+            yield run
+            run = []
+        run.append((ref.binary, encoded))
+        if encoded.size > small_limit:
+            yield run
+            run = []
+    if run:
+        yield run

@@ -1,6 +1,6 @@
 """Checks of what users give to the API: refused before anything is allocated or sent, with the remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -46,6 +46,24 @@ def list_of_refs(refs: object, most: int | None = None) -> list[ObjectRef]:
     return [one_ref(ref) for ref in refs]
 
 
+def list_of_values(values: object) -> list[object]:
+    """What `put_many` is given; one value alone is probably a mistake."""
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping | np.ndarray) or not isinstance(
+        values, Iterable
+    ):
+        raise invalid(f"a list of values is needed, not a {type(values).__name__}", "use put() for one value")
+    return list(values)
+
+
+def refs_for_values(refs: object, needed: int) -> list[ObjectRef]:
+    if refs is None:
+        return [new_ref() for _ in range(needed)]
+    given = list_of_refs(refs)
+    if len(given) != needed:
+        raise invalid(f"{len(given)} refs are given for {needed} values", "give one ref for each value")
+    return given
+
+
 def check_timeout(timeout: object) -> float | None:
     """As a plain number: numpy's are accepted too, but cannot travel."""
     if timeout is None or (type(timeout) is float and timeout >= 0):
@@ -76,6 +94,12 @@ def _is_number(number: object) -> TypeGuard[float]:
 def check_text(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value):
         raise invalid(f"{name} must be a text, not {value!r}", "write host:port, such as head:7777")
+
+
+def check_copy(copy: object, out: object) -> bool:
+    if copy and out is not None:
+        raise invalid("copy=True and out= are given both", "give one of them: out= is filled with a copy")
+    return bool(copy)
 
 
 def check_out(out: object) -> Array:

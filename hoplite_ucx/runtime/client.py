@@ -115,6 +115,12 @@ class Client:
         assert isinstance(reply, wire.Stored)
         return reply.existing
 
+    def put_small(self, puts: Sequence[tuple[bytes, Encoded]], timeout: float | None, *, fresh: bool) -> None:
+        """Objects that go to the agent by copy, many at the same time. If one fails, the others may be put or not."""
+        for ref, _ in puts:
+            self.reader.is_near(ref)
+        self._ask_many([partial(_small_put, ref, encoded, fresh) for ref, encoded in puts], timeout)
+
     def begin_put(self, ref: bytes, size: int, layout: bytes, timeout: float | None) -> "OpenPut":
         """Memory to fill by hand, for an object that is too large to be sent by copy."""
         deadline = give_up_at(timeout)
@@ -135,25 +141,13 @@ class Client:
         """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
         if len(refs) == 1:
             return [self.get_one(refs[0], timeout)]
-        ends = None if timeout is None else time.monotonic() + timeout
-        deadline = None if ends is None else ends + GRACE
-        connection = self._connection(deadline)
         found: dict[int, tuple[memoryview, bytes]] = {}
-        places: dict[int, int] = {}
-        pending: set[int] = set()
-        with _Calls(connection, pending):
-            while len(found) < len(refs):
-                while len(places) < len(refs) and len(pending) < AT_ONCE:
-                    left = None if ends is None else max(0.0, ends - time.monotonic())
-                    call = connection.next_call()
-                    request = wire.GetRequest(call, refs[len(places)], left)
-                    connection.send_frames(self.with_releases(connection, call, request), deadline)
-                    places[call] = len(places)
-                    pending.add(call)
-                reply = self._reply(connection, pending, deadline)
-                assert isinstance(reply, wire.Value)
-                pending.discard(reply.call)
-                found[places[reply.call]] = (self.open_value(connection, reply), reply.layout)
+
+        def take(place: int, reply: wire.Reply, connection: Connection) -> None:
+            assert isinstance(reply, wire.Value)
+            found[place] = (self.open_value(connection, reply), reply.layout)
+
+        self._ask_many([partial(_single_get, ref) for ref in refs], timeout, take)
         return [found[index] for index in range(len(refs))]
 
     def get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
@@ -230,6 +224,33 @@ class Client:
         with _Calls(connection, {call}):
             connection.send_frames(self.with_releases(connection, call, make(call)), deadline)
             return self._reply(connection, {call}, deadline)
+
+    def _ask_many(
+        self,
+        requests: Sequence[Callable[[int, float | None], wire.Request]],
+        timeout: float | None,
+        take: Callable[[int, wire.Reply, Connection], None] = lambda *_: None,
+    ) -> None:
+        """Ask all of this, much of it at the same time, not all of very much. Requests are made when they are sent, of
+        the number of the call and the time that is left; `take` has the place of what was asked, and the reply."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        deadline = None if ends is None else ends + GRACE
+        connection = self._connection(deadline)
+        places: dict[int, int] = {}
+        pending: set[int] = set()
+        with _Calls(connection, pending):
+            while pending or len(places) < len(requests):
+                while len(places) < len(requests) and len(pending) < AT_ONCE:
+                    left = None if ends is None else max(0.0, ends - time.monotonic())
+                    call = connection.next_call()
+                    request = requests[len(places)](call, left)
+                    connection.send_frames(self.with_releases(connection, call, request), deadline)
+                    places[call] = len(places)
+                    pending.add(call)
+                reply = self._reply(connection, pending, deadline)
+                assert isinstance(reply, wire.Value | wire.Stored)
+                pending.discard(reply.call)
+                take(places[reply.call], reply, connection)
 
     def _reply(self, connection: Connection, calls: set[int], deadline: float | None) -> wire.Reply:
         """The next reply to one of these calls. What belongs to calls that were given up is thrown away."""
@@ -416,6 +437,14 @@ class _Calls:
         with suppress(HopliteError):
             for call in self._calls:
                 self._connection.send(wire.Cancel(call), time.monotonic() + GRACE)
+
+
+def _small_put(ref: bytes, encoded: Encoded, fresh: bool, call: int, timeout: float | None) -> wire.Request:
+    return wire.PutRequest(call, ref, encoded.size, encoded.layout, encoded.to_bytes(), timeout, fresh)
+
+
+def _single_get(ref: bytes, call: int, timeout: float | None) -> wire.Request:
+    return wire.GetRequest(call, ref, timeout)
 
 
 def give_up_at(timeout: float | None) -> float | None:

@@ -11,14 +11,14 @@ Nothing here is used by another thread than the loop's own.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.background import DaemonPool
-from hoplite_ucx.runtime.calls import Question, Steps
+from hoplite_ucx.runtime.calls import PutRun, Question, Steps, put_small
 from hoplite_ucx.runtime.client import AT_ONCE, GRACE, Client
 from hoplite_ucx.runtime.connection import PING, QUIET, Connection, late
 
@@ -69,22 +69,23 @@ class LoopCalls:
 
     async def get(self, refs: Sequence[bytes], timeout: float | None) -> list[Got]:
         """In order. Many are fetched at the same time, not all of very many; if one fails, the others are given up."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         found: dict[int, Got] = {}
-        places = iter(range(len(refs)))
 
-        async def fetch() -> None:
-            for place in places:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                found[place] = await self.get_one(refs[place], left)
+        async def fetch(place: int, left: float | None) -> None:
+            found[place] = await self.get_one(refs[place], left)
 
-        fetching = [asyncio.ensure_future(fetch()) for _ in range(min(len(refs), AT_ONCE))]
-        try:
-            await asyncio.gather(*fetching)
-        finally:
-            for task in fetching:
-                task.cancel()
+        await _many_at_once(fetch, len(refs), timeout)
         return [found[place] for place in range(len(refs))]
+
+    async def put_small(self, puts: PutRun, timeout: float | None, *, fresh: bool) -> None:
+        """Objects that go to the agent by copy, many at the same time. If one fails, the others may be put or not."""
+
+        async def put(place: int, left: float | None) -> None:
+            ref, encoded = puts[place]
+            self.client.reader.is_near(ref)
+            await self.carry_out(put_small(ref, encoded, left, fresh=fresh))
+
+        await _many_at_once(put, len(puts), timeout)
 
     def drop(self) -> None:
         """After the loop's end."""
@@ -126,6 +127,25 @@ class LoopCalls:
         if len(self._sessions) > 1:
             self._sessions.discard(session)
             session.close()
+
+
+async def _many_at_once(
+    work: Callable[[int, float | None], Coroutine[Any, Any, None]], count: int, timeout: float | None
+) -> None:
+    """Each has its place, and the time that is left when it begins. If one fails, the others are given up."""
+    ends = None if timeout is None else time.monotonic() + timeout
+    places = iter(range(count))
+
+    async def work_on() -> None:
+        for place in places:
+            await work(place, None if ends is None else max(0.0, ends - time.monotonic()))
+
+    working = [asyncio.ensure_future(work_on()) for _ in range(min(count, AT_ONCE))]
+    try:
+        await asyncio.gather(*working)
+    finally:
+        for task in working:
+            task.cancel()
 
 
 class _Session:

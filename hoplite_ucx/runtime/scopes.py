@@ -10,6 +10,8 @@ from hoplite_ucx.runtime.membership import Membership
 from hoplite_ucx.runtime.refs import ObjectRef
 
 DELETE_SECONDS = 300.0
+UNDO_SECONDS = 5.0
+"""For what a call that failed has made: its caller waits for the error."""
 
 
 class _Scope(NamedTuple):
@@ -37,7 +39,7 @@ def failing_too(error: BaseException) -> Iterator[None]:
     try:
         yield
     except HopliteError as failed:
-        error.add_note(f"What was made in the scope could not be deleted: {failed}")
+        error.add_note(f"What was made could not be deleted: {failed}")
 
 
 def note_made(of: Membership, ref: ObjectRef) -> ObjectRef:

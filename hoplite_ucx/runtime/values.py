@@ -6,7 +6,7 @@ that others look at.
 """
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
@@ -88,20 +88,31 @@ def decode(memory: memoryview, layout: bytes) -> Any:
     if form is not None:
         shape, dtype, offset, order = form
         return np.ndarray(shape, dtype, unwritable(memory), offset, None, order)
+    return _decode(memory, layout, _read_only)
+
+
+def decode_copy(memory: memoryview, layout: bytes) -> Any:
+    """The value on memory of its own, which may be written to."""
+    return _decode(memoryview(bytearray(memory)), layout, Leaf.on)
+
+
+def _decode(memory: memoryview, layout: bytes, array_on: Callable[[Leaf, memoryview], Array]) -> Any:
     found: Layout = decode_layout(layout, len(memory))
     match found:
         case ArrayLayout() | TreeLayout():
-            return _on_memory(found, memory)
+            return _on_memory(found, memory, array_on)
         case BundleLayout(size, buffers):
             views = [memory[start : start + length] for start, length in buffers]
             return pickle.loads(memory[:size], buffers=views)
 
 
-def _on_memory(layout: ArrayLayout | TreeLayout, memory: memoryview) -> Any:
+def _on_memory(
+    layout: ArrayLayout | TreeLayout, memory: memoryview, array_on: Callable[[Leaf, memoryview], Array]
+) -> Any:
     try:
         if isinstance(layout, ArrayLayout):
-            return _read_only(layout.leaf, memory)
-        return _build(layout.structure, [_read_only(leaf, memory) for leaf in layout.leaves], 0)
+            return array_on(layout.leaf, memory)
+        return _build(layout.structure, [array_on(leaf, memory) for leaf in layout.leaves], 0)
     except (ValueError, TypeError) as error:  # more dimensions than numpy has, a key that is none
         detail = f"no array can be made of the layout: {error}"
         raise _invalid(detail, "run the same hoplite-ucx everywhere") from error
