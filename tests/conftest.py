@@ -1,6 +1,8 @@
 """Settings of the whole test run, and emulated hosts for the tests that need some."""
 
+import os
 import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -10,6 +12,10 @@ from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterUnavailableError
 # Timing on shared machines says nothing about an example; pytest-timeout bounds each test.
 settings.register_profile("hoplite", deadline=None)
 settings.load_profile("hoplite")
+
+# Tests neither use nor make the token of whoever runs them.
+_configuration = tempfile.TemporaryDirectory()
+os.environ["XDG_CONFIG_HOME"] = _configuration.name
 
 # A shell's background jobs ignore ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

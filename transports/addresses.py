@@ -5,7 +5,23 @@ import socket
 
 from hoplite_ucx.transports.errors import RefusedError, TransportError, UnreachableError, WrongTokenError
 
-__all__ = ["check_token", "connect_failure", "format_address", "parse_address", "socket_address", "tune"]
+__all__ = [
+    "TOKEN_REMEDY",
+    "check_token",
+    "connect_failure",
+    "format_address",
+    "is_loopback",
+    "is_unspecified",
+    "parse_address",
+    "socket_address",
+    "tune",
+]
+
+
+TOKEN_REMEDY = (
+    "copy the token file that `hoplite start --head` names on its host to the same place here, or set HOPLITE_TOKEN or "
+    "HOPLITE_TOKEN_FILE"
+)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -38,12 +54,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_unspecified(host: str) -> bool:
+    """0.0.0.0 or ::, which mean every address of this host, and lead nowhere from another."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def check_token(token: bytes, host: str) -> None:
     """Refuse to listen where others can connect without a token that they must prove."""
     if not token and not is_loopback(host):
-        raise WrongTokenError(
-            "listening beyond loopback needs a cluster token", host, "set HOPLITE_TOKEN or HOPLITE_TOKEN_FILE"
-        )
+        raise WrongTokenError("listening beyond loopback needs a cluster token", host, TOKEN_REMEDY)
 
 
 def tune(sock: socket.socket) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, TypeAlias
 
+from hoplite_ucx.transports.addresses import TOKEN_REMEDY
 from hoplite_ucx.transports.errors import (
     ConnectionLostError,
     HandshakeError,
@@ -310,6 +311,4 @@ def _not_ours(address: str) -> HandshakeError:
 
 
 def _wrong_token(address: str) -> WrongTokenError:
-    return WrongTokenError(
-        "the two sides do not have the same cluster token", address, "give both the same HOPLITE_TOKEN"
-    )
+    return WrongTokenError("the two sides do not have the same cluster token", address, TOKEN_REMEDY)

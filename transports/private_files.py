@@ -1,14 +1,18 @@
 """Files that hold a secret: the cluster's token, a private key. Read whole, or refused before anything is read.
 
-Refused is what everybody on the host can read or change, since it is no secret any more; what is no regular file, since
-a pipe may never end; and what is too long to be meant.
+Refused is what everybody on the host can read or change, since it is no secret any more; what is not a regular file,
+since a pipe may never end; and what is too long to be meant. A file that this user must have made (`own`) is also
+refused if another user made it, or if a symbolic link leads to it.
 """
 
+import errno
 import os
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["PrivateFileError", "read_private"]
+__all__ = ["PrivateFileError", "create_private", "read_private"]
 
 MAX_BYTES = 64 << 10
 _OTHERS = stat.S_IRWXO
@@ -23,17 +27,22 @@ class PrivateFileError(Exception):
         self.remedy = remedy
 
 
-def read_private(path: Path) -> bytes:
+def read_private(path: Path, *, own: bool = False) -> bytes:
+    follow = os.O_NOFOLLOW if own else 0
     try:
         # A pipe that nobody writes to would block; the open file is looked at, so that it cannot change meanwhile.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | follow)
     except (OSError, ValueError) as error:
+        if own and isinstance(error, OSError) and error.errno == errno.ELOOP:
+            raise PrivateFileError(path, "is a symbolic link", "remove it") from error
         reason = error.strerror if isinstance(error, OSError) else error
         raise PrivateFileError(path, f"cannot be read: {reason}", "check the path and whose file it is") from error
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise PrivateFileError(path, "is no regular file", "write it to one")
+        if own and found.st_uid != os.geteuid():
+            raise PrivateFileError(path, f"belongs to another user ({found.st_uid})", "remove it")
         if found.st_mode & _OTHERS:
             raise PrivateFileError(path, "is open to every user of this host", f"run chmod o-rwx {path}")
         content = os.read(fd, MAX_BYTES + 1)
@@ -44,3 +53,21 @@ def read_private(path: Path) -> bytes:
     if not content.strip():
         raise PrivateFileError(path, "is empty", "write the secret into it")
     return content
+
+
+def create_private(path: Path, content: bytes) -> None:
+    """Write a file that this user alone can read. It appears whole, or not at all; one that is there stays as it is."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent)  # for this user alone, and never somebody else's
+        try:
+            with open(fd, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(fd)
+            with suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            os.unlink(temporary)
+    except OSError as error:
+        raise PrivateFileError(path, f"cannot be made: {error.strerror}", "see that its directory is yours") from error

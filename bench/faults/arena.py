@@ -28,8 +28,9 @@ from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.hosts.namespaces import Cluster, Host
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime import processes
-from hoplite_ucx.runtime.cluster import TOKEN, agent_task, directory_task
+from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.processes import Child
+from hoplite_ucx.runtime.tokens import TOKEN
 from hoplite_ucx.transports.addresses import parse_address
 
 __all__ = ["Arena", "Machine"]

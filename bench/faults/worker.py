@@ -24,8 +24,8 @@ import hoplite_ucx as hoplite
 from hoplite_ucx.bench.harness.contents import fill, matches
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime import current
-from hoplite_ucx.runtime.cluster import read_token
 from hoplite_ucx.runtime.inspection import directory_status
+from hoplite_ucx.runtime.tokens import read_token
 
 Array = npt.NDArray[np.float32]
 

@@ -2,14 +2,18 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hoplite_ucx.cli.quantities import bandwidth_option, format_size, size_option
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime.cluster import AGENT, default_memory, read_token
+from hoplite_ucx.runtime.cluster import AGENT, default_memory
+from hoplite_ucx.runtime.inspection import token_towards
 from hoplite_ucx.runtime.service import Service, ServicePlan
+from hoplite_ucx.runtime.tokens import head_token
+from hoplite_ucx.transports.addresses import is_loopback, is_unspecified, parse_address
 
 
 def start(
@@ -36,14 +40,22 @@ def start(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
 ) -> None:
-    """Run this host's part of a cluster until ctrl-C. The token comes from HOPLITE_TOKEN or HOPLITE_TOKEN_FILE."""
+    """Run this host's part of a cluster until ctrl-C.
+
+    Whoever joins must have the cluster's token. It comes from HOPLITE_TOKEN, from the file that HOPLITE_TOKEN_FILE
+    names, or from a file of your own, which --head makes and names.
+    """
     if head == (address is not None):
         raise typer.BadParameter("give either --head or --address", param_hint="--head")
     if memory == 0:
         raise typer.BadParameter("a store without memory holds nothing", param_hint="--memory")
+    if host is not None and is_unspecified(host):
+        problem = f"others must be able to reach {host}: give one of this host's own addresses"
+        raise typer.BadParameter(problem, param_hint="--host")
     try:
+        token, token_file = head_token() if head else (token_towards(address or ""), None)
         plan = ServicePlan(
-            token=read_token(), memory=memory or default_memory(), address=address, host=host, port=port, rate=rate
+            token=token, memory=memory or default_memory(), address=address, host=host, port=port, rate=rate
         )
         service = Service(plan, lambda text: typer.echo(text, err=True))
         service.start()
@@ -51,7 +63,7 @@ def start(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     try:
-        _show(service, plan, head, as_json)
+        _show(service, plan, token_file, as_json)
         if others := service.other_agents():
             typer.echo(_several(others), err=True)
         while True:
@@ -72,8 +84,8 @@ def _several(others: list[str]) -> str:
     )
 
 
-def _show(service: Service, plan: ServicePlan, head: bool, as_json: bool) -> None:
-    agent = service.agent
+def _show(service: Service, plan: ServicePlan, token_file: Path | None, as_json: bool) -> None:
+    agent, head = service.agent, plan.address is None
     if as_json:
         report = {
             "address": service.address,
@@ -82,6 +94,7 @@ def _show(service: Service, plan: ServicePlan, head: bool, as_json: bool) -> Non
             "agent_address": agent["address"],
             "head": head,
             "memory": plan.memory,
+            "token_file": str(token_file) if token_file is not None else None,
             "pid": os.getpid(),
         }
         typer.echo(json.dumps(report))
@@ -89,4 +102,9 @@ def _show(service: Service, plan: ServicePlan, head: bool, as_json: bool) -> Non
     if head:
         typer.echo(f"directory  {service.address}  (cluster {agent['cluster']})")
     typer.echo(f"agent      {agent['address']}  ({agent['agent']}, {format_size(plan.memory)} of memory)")
+    if token_file is not None:
+        typer.echo(f"token      {token_file}  (who has it can join, and run code as you)")
+        if not is_loopback(parse_address(service.address)[0]):
+            joining = f"hoplite start --address {service.address}"
+            typer.echo(f"on other hosts, copy that file to the same place, then `{joining}`")
     typer.echo(f"use it with HOPLITE_ADDRESS={service.address}; ctrl-C ends it")

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from hoplite_ucx.cli.quantities import format_duration, format_size
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime.cluster import ADDRESS, read_token
-from hoplite_ucx.runtime.inspection import LocalAgents, directory_status, local_agents
+from hoplite_ucx.runtime.cluster import ADDRESS
+from hoplite_ucx.runtime.inspection import LocalAgents, directory_status, local_agents, token_towards
 
 
 def status(
@@ -25,7 +25,7 @@ def status(
     largest objects and streams. It fails if there is neither an agent here nor a cluster to ask."""
     where = address or os.environ.get(ADDRESS)
     try:
-        cluster = directory_status(where, read_token()) if where is not None else None
+        cluster = directory_status(where, token_towards(where)) if where is not None else None
     except HopliteError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

@@ -15,6 +15,12 @@ DEFAULT_RATE = 1.25e9
 _SIOCGIFADDR = 0x8915
 
 
+def resolved(address: str) -> str:
+    """The same for all ways to write an address. Raises ValueError or OSError if it is none."""
+    host, port = parse_address(address)
+    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4])
+
+
 def host_towards(address: str) -> str:
     """The address of this host as seen from there. Connecting a datagram socket sends nothing."""
     host, port = parse_address(address)

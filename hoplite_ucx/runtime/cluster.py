@@ -1,33 +1,28 @@
-"""How a process finds its cluster: one of its own on loopback, or the agent of its host; and the cluster's token.
+"""How a process finds its cluster: one of its own on loopback, or the agent of its host.
 
 An embedded cluster is a directory and an agent as child processes, with a random token. The processes that this one
 starts can find it through the environment, and it ends with this process.
 """
 
 import os
-import socket
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.settings import GIB
 from hoplite_ucx.runtime import processes, wire
-from hoplite_ucx.runtime.addresses import LOOPBACK_RATE
+from hoplite_ucx.runtime.addresses import LOOPBACK_RATE, resolved
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.connection import agents
 from hoplite_ucx.runtime.processes import Child
 from hoplite_ucx.runtime.roll_call import RollCall
+from hoplite_ucx.runtime.tokens import TOKEN
 from hoplite_ucx.runtime.workers import socket_name
-from hoplite_ucx.transports.addresses import parse_address
-from hoplite_ucx.transports.private_files import PrivateFileError, read_private
 
 ADDRESS = "HOPLITE_ADDRESS"
 AGENT = "HOPLITE_AGENT"
-TOKEN = "HOPLITE_TOKEN"
-TOKEN_FILE = "HOPLITE_TOKEN_FILE"
 
 _FIND_SECONDS = 2.0
 _GREETING_SECONDS = 5.0
@@ -68,19 +63,6 @@ class Attachment:
 def default_memory() -> int:
     """4 GiB, or half of what this machine has."""
     return min(4 * GIB, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
-
-
-def read_token() -> bytes:
-    """The cluster's token from the environment or a file; empty if there is none. A variable that is set to nothing
-    counts as not set, but a file that is named must have a token."""
-    if token := os.environ.get(TOKEN, "").strip():
-        return os.fsencode(token)
-    if path := os.environ.get(TOKEN_FILE):
-        try:
-            return read_private(Path(path)).strip()
-        except PrivateFileError as error:
-            raise _invalid(f"the token file {path!r} {error.problem}", f"{error.remedy} ({TOKEN_FILE})") from error
-    return b""
 
 
 def start_embedded(memory: int) -> Attachment:
@@ -130,7 +112,7 @@ def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str
 def join(address: str, agent: str | None) -> Attachment:
     """Find this host's agent of the cluster at that address."""
     try:
-        wanted = _resolve(address)
+        wanted = resolved(address)
     except (ValueError, OSError) as error:
         raise _invalid(f"no directory can be at {address!r}: {error}", "correct the address") from error
     began = time.monotonic()
@@ -149,7 +131,7 @@ def join(address: str, agent: str | None) -> Attachment:
 def _belongs(greeting: wire.Reply, wanted: str) -> bool:
     assert isinstance(greeting, wire.Greeting)
     try:
-        return _resolve(greeting.directory) == wanted
+        return resolved(greeting.directory) == wanted
     except (ValueError, OSError):
         return False
 
@@ -168,11 +150,6 @@ def _only(found: list[str], address: str) -> str:
 
 def _names(sockets: list[str]) -> str:
     return ", ".join(name.rsplit("-", 1)[-1] for name in sockets)
-
-
-def _resolve(address: str) -> str:
-    host, port = parse_address(address)
-    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4])
 
 
 def _no_agent(address: str, agent: str | None, silent: list[str]) -> HopliteError:

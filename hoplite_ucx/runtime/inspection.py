@@ -3,15 +3,18 @@
 import asyncio
 import os
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.runtime import wire
+from hoplite_ucx.runtime.addresses import resolved
 from hoplite_ucx.runtime.connection import agents
 from hoplite_ucx.runtime.directory import STATUS
 from hoplite_ucx.runtime.roll_call import RollCall
+from hoplite_ucx.runtime.tokens import given_token, read_token
 from hoplite_ucx.runtime.workers import socket_name
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind
@@ -19,6 +22,8 @@ from hoplite_ucx.transports.session import Session, connect
 from hoplite_ucx.transports.tls import open_tls
 
 _SECONDS = 5.0
+_TOKEN_SECONDS = 1.0
+"""Agents that run have answered long before. Those that are stopped belong to other clusters, most likely."""
 
 
 class LocalAgents(NamedTuple):
@@ -42,6 +47,25 @@ def local_agents(cluster: str | None = None) -> LocalAgents:
                 found[name] = reply.status
         silent = [name.rpartition("-")[2] for name in sorted(call.silent)]
     return LocalAgents([found[name] for name in sorted(found)], silent)
+
+
+def token_towards(address: str) -> bytes:
+    """The token of the cluster there: as it is given, or as an agent of it knows it that this user runs here (which may
+    be that of a program's own cluster), or the user's own; empty if there is none."""
+    if token := given_token():
+        return token
+    with suppress(ValueError, OSError), RollCall(wire.DirectoryRequest(1)) as call:
+        wanted = resolved(address)
+        call.ask(agents())
+        deadline = time.monotonic() + _TOKEN_SECONDS
+        left = _TOKEN_SECONDS
+        while call.silent and left > 0:
+            left = deadline - time.monotonic()
+            for reply in call.hear(left).values():
+                assert isinstance(reply, wire.DirectoryAt)
+                if reply.address is not None and resolved(reply.address) == wanted:
+                    return reply.token
+    return read_token()
 
 
 def directory_status(address: str, token: bytes) -> dict[str, Any]:

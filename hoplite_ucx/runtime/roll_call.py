@@ -1,6 +1,7 @@
 """Asks this user's agents on this host, all at the same time, so that one that is stopped holds nobody else up.
 
-Each is asked once, for its greeting or its status. Whoever took an agent's name as another user is not asked.
+Each is asked once: for its greeting, its status, or the way to its directory. Whoever took an agent's name as another
+user is not asked.
 """
 
 import os
@@ -18,6 +19,13 @@ from hoplite_ucx.transports import shm
 _RECEIVE = 64 << 10
 
 
+_ANSWERS: dict[type, type[wire.Reply]] = {
+    type(None): wire.Greeting,
+    wire.StatusRequest: wire.Report,
+    wire.DirectoryRequest: wire.DirectoryAt,
+}
+
+
 class _Asked:
     """An agent that has not answered yet."""
 
@@ -27,11 +35,11 @@ class _Asked:
 
 
 class RollCall:
-    def __init__(self, question: wire.StatusRequest | None = None) -> None:
+    def __init__(self, question: wire.StatusRequest | wire.DirectoryRequest | None = None) -> None:
         """Without a question, agents answer with their greeting."""
         hello = wire.frame(wire.Hello(wire.WIRE, os.urandom(16), background=False))
         self._says = hello if question is None else hello + wire.frame(question)
-        self._awaited = wire.Greeting if question is None else wire.Report
+        self._awaited = _ANSWERS[type(question)]
         self._done: set[str] = set()
         """Those that answered or ended, by the names of their sockets."""
         self._asked: dict[str, _Asked] = {}

@@ -1,13 +1,18 @@
 """Starting processes: what they load, who may join, and how they are found."""
 
+import asyncio
 import tempfile
 import time
 from pathlib import Path
 from unittest import mock
 
 from hoplite_ucx.runtime import cluster
+from hoplite_ucx.transports.errors import WrongTokenError
+from hoplite_ucx.transports.handshake import Identity, Kind
+from hoplite_ucx.transports.session import connect
 from tests.first_hour.findings import finding
 from tests.runtime.live import live_cluster
+from tests.runtime.test_service import service
 from tests.tools.planting import plant, run_in, traces, write_program
 from tests.tools.silent_agents import silent_agents
 
@@ -31,3 +36,21 @@ def stopped_agents() -> str:
         took = time.monotonic() - began
     assert took < 50, "it waited for one of them"
     return f"it took {1e3 * took:.0f} ms"
+
+
+@finding("7", "joining a head that was started without a token, as another user of the host")
+def no_token() -> str:
+    async def join(address: str) -> None:
+        await connect(address, Identity(1, b""), Kind.CONTROL, lambda _: None)
+
+    with (
+        tempfile.TemporaryDirectory() as home,
+        service("--head", "--port", "0", HOPLITE_TOKEN="", XDG_CONFIG_HOME=home) as (_, report),
+    ):
+        try:
+            asyncio.run(join(report["address"]))
+        except WrongTokenError as error:
+            mode = Path(report["token_file"]).stat().st_mode & 0o777
+            assert mode == 0o600
+            return f"{error.detail}; the head made a file for it with mode {mode:o}"
+    raise AssertionError("anybody can join")

@@ -13,9 +13,9 @@ import pytest
 
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime import wire
-from hoplite_ucx.runtime.cluster import read_token
 from hoplite_ucx.runtime.connection import Connection, agents
 from hoplite_ucx.runtime.service import ServicePlan
+from hoplite_ucx.runtime.tokens import read_token
 from hoplite_ucx.transports import session as sessions
 from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.errors import WrongTokenError
