@@ -15,11 +15,12 @@ import random
 import secrets
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 from msgspec import inspect
@@ -31,7 +32,7 @@ from hoplite_ucx.protocol.events import DirectoryConnected, FromDirectory, FromN
 from hoplite_ucx.protocol.ids import node_id
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
-from hoplite_ucx.runtime import layout, processes, values, wire
+from hoplite_ucx.runtime import layout, processes, trees, values, wire
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.workers import socket_name
@@ -340,6 +341,12 @@ def _wire_reader(decode: Callable[[bytes], object]) -> Callable[[bytes], object]
 
 
 _VALUE_BYTES = 4096
+_SOME_LAYOUT = values.encode({"b": 1.5, 3: [1, 2]}).layout
+
+
+class _Pair(NamedTuple):
+    first: object
+    second: object
 
 
 def _layouts() -> list[bytes]:
@@ -351,13 +358,15 @@ def _layouts() -> list[bytes]:
         np.zeros(3, [("a", "<f4"), ("b", "<i8", (2,))]),
         np.zeros(2, "M8[s]"),
     ]
-    return [values.encode(value).layout for value in (*arrays, {"a": arrays[:2], 3: (arrays[2],)}, "text", b"x" * 10)]
+    tree = {"b": arrays[:2], 3: (arrays[2],), "a": OrderedDict(y=1, x=b"bytes"), "c": _Pair(arrays[0], 1.5)}
+    return [values.encode(value).layout for value in (*arrays, tree, tree["a"], "text", b"x" * 10, np.float32(1))]
 
 
 def _read_layout(data: bytes) -> object:
-    """What is no pickle is built; a pickle is only for the user's own `get`."""
+    """What needs no code of the user's is built; pickles and classes are only for the user's own `get`."""
+    trees.difference(_SOME_LAYOUT, data)
     found = layout.decode_layout(data, _VALUE_BYTES)
-    if isinstance(found, layout.BundleLayout):
+    if isinstance(found, layout.BundleLayout) or b"named" in data:
         return found
     return values.decode(memoryview(bytes(_VALUE_BYTES)), data)
 

@@ -37,6 +37,7 @@ from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.introductions import MOST, introduction
 from hoplite_ucx.runtime.readers import Readers
 from hoplite_ucx.runtime.refusals import tell_refused
+from hoplite_ucx.runtime.trees import difference
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError
@@ -63,7 +64,9 @@ class DirectoryServer:
 
     def __init__(self, cluster: str, token: bytes, settings: Settings | None = None, tls: Tls | None = None) -> None:
         incarnation = time.time_ns() // 1_000_000
-        self.machine = self.directory_machine(incarnation, cluster, settings or Settings(slot_cost=_SLOT_COST))
+        self.machine = self.directory_machine(
+            incarnation, cluster, settings or Settings(slot_cost=_SLOT_COST), difference
+        )
         info = lookups.encode_incarnation(incarnation)
         self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), info, tls=tls)
         self._sessions: dict[NodeId, Session] = {}

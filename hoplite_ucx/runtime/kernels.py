@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime.layout import Layout, decode_layout, leaves_of
+from hoplite_ucx.runtime.layout import EXTENSIONS, Layout, decode_layout, kind_of, leaves_of
+from hoplite_ucx.runtime.trees import ONLY_THESE, at, irreducible, path_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,18 +34,31 @@ _INTEGERS = "biu"
 
 
 def problem(layout: Layout, op: Operation) -> str | None:
-    """Why arrays of this layout cannot be combined so, or None."""
-    leaves = leaves_of(layout)
-    if not leaves:
-        return f"{layout} cannot be reduced: sources must be arrays or trees of arrays"
-    for leaf in leaves:
+    """Why objects of this layout cannot be combined so, or None."""
+    what = irreducible(layout)
+    if what is not None:
+        return f"{what} cannot be reduced ({ONLY_THESE})"
+    fine = set()
+    for number, leaf in enumerate(leaves_of(layout)):
         dtype = leaf.numpy_dtype()
-        if op is Operation.MEAN and dtype.kind in _INTEGERS:
-            return f"the mean of {dtype.name} is no {dtype.name}: sum them, or put floating-point arrays"
-        if op in _COUNTING and dtype.kind == "b":
-            return f"{op.value} of bool is no bool: use 'or' and 'and', or put integers"
-        if dtype.kind in "USO" or not _defined(op, dtype):
-            return f"{op.value} is not defined for {dtype.name}"
+        if dtype in fine:
+            continue
+        reason = _reason(dtype, op)
+        if reason is not None:
+            where = at(path_of(layout, number))
+            return f"{reason}{where}"
+        fine.add(dtype)
+    return None
+
+
+def _reason(dtype: np.dtype[Any], op: Operation) -> str | None:
+    kind = kind_of(dtype)
+    if op is Operation.MEAN and kind in _INTEGERS:
+        return f"the mean of {dtype.name} values is not {dtype.name} (sum them, or put floating-point numbers)"
+    if op in _COUNTING and kind == "b":
+        return f"the {op.value} of bools is not a bool (use 'or' and 'and', or put integers)"
+    if kind in "USO" or not _defined(op, dtype):
+        return f"{op.value} is not defined for {dtype.name}"
     return None
 
 
@@ -60,8 +74,11 @@ def _defined(op: Operation, dtype: np.dtype[Any]) -> bool:
 
 
 def _divide(array: npt.NDArray[Any], divisor: int) -> None:
-    """In place, and in the array's own dtype."""
-    np.divide(array, np.asarray(divisor).astype(array.dtype), out=array)
+    """In place, and in the array's own dtype: unless that is so narrow that it has no place for the divisor."""
+    if array.dtype.name in EXTENSIONS:
+        array[...] = (array.astype(np.float32) / np.float32(divisor)).astype(array.dtype)
+    else:
+        np.divide(array, np.asarray(divisor).astype(array.dtype), out=array)
 
 
 _ANY_SIZE = 1 << 62
@@ -85,8 +102,15 @@ class Kernel:
             self.failure = error.failure
         else:
             leaves = sorted(leaves_of(decoded), key=lambda leaf: leaf.offset)
-            spans = [(leaf.offset - offset, leaf.nbytes(), leaf.numpy_dtype()) for leaf in leaves]
-            self._runs = [(start, start + length, dtype) for start, length, dtype in spans if length]
+            for leaf in leaves:
+                start, length, dtype = leaf.offset - offset, leaf.nbytes(), leaf.numpy_dtype()
+                if self._runs and self._runs[-1][1:] == (
+                    start,
+                    dtype,
+                ):  # numbers side by side are combined as one array
+                    self._runs[-1] = (self._runs[-1][0], start + length, dtype)
+                elif length:
+                    self._runs.append((start, start + length, dtype))
         self._starts = [start for start, _, _ in self._runs]
 
     def floor(self, position: int) -> int:

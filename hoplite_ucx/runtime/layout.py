@@ -1,13 +1,18 @@
 """Layouts: what the bytes of an object mean. The protocol carries them unread; equal layouts can be reduced together.
 
 Three kinds: one array; a tree of dicts, lists and tuples whose leaves are arrays; a bundle, which is a pickle with its
-large buffers beside it. Leaves and buffers begin at multiples of `ALIGNMENT`, so that no element of a leaf ever
-straddles two of them, and vector instructions find what they like.
+large buffers beside it. Arrays and buffers begin at multiples of `ALIGNMENT`, and numbers at multiples of their size:
+no element ever straddles a multiple of `ALIGNMENT`, and vector instructions find what they like.
+
+A layout has two parts. Its *form* says which bytes are what: the tree with the keys of its dicts sorted, and the dtype,
+shape and order of each leaf. Its *look* says what a user put: the order of a dict's keys, the class of a named tuple,
+whether a leaf was an array, a number or bytes. Objects of one form can be reduced together, whatever their looks.
 
 A layout from the network is checked before anything is built from it: every leaf must lie within the object, and
 a dtype is made from its description alone, never by running code.
 """
 
+import enum
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -18,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import MAX_LAYOUT
 
 ALIGNMENT = 64
@@ -31,19 +36,35 @@ Size: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_BYTES)]
 _MAX_DIMENSIONS = 64
 SAFE_DIMENSIONS = 32
 """So many every numpy takes."""
-_MAX_DEPTH = 64
 _MAX_DTYPE = MAX_LAYOUT // 2
+MAX_DEPTH = 64
+MAX_BECAUSE = 256
 _SHORT = 256
 """Layouts of up to so many bytes are remembered: those of one array, mostly."""
 
 
+class Kind(enum.StrEnum):
+    """What a leaf was before it was put, and will be again: not always an array."""
+
+    ARRAY = ""
+    SCALAR = "scalar"  # of numpy
+    BOOL = "bool"
+    INT = "int"
+    FLOAT = "float"
+    COMPLEX = "complex"
+    BYTES = "bytes"
+    BYTEARRAY = "bytearray"
+    MEMORYVIEW = "memoryview"
+
+
 class Leaf(Struct, frozen=True, array_like=True):
-    """One array: its dtype as numpy describes it, its shape, its order, and where it begins."""
+    """One array: its dtype as numpy describes it, its shape, its order, and where it begins. `kind` is its look."""
 
     dtype: Any
     shape: Annotated[tuple[Size, ...], Meta(max_length=_MAX_DIMENSIONS)]
     fortran: bool = False
     offset: Size = 0
+    kind: Kind = Kind.ARRAY
 
     def numpy_dtype(self) -> np.dtype[Any]:
         return dtype_of(self.dtype)
@@ -59,9 +80,20 @@ class Leaf(Struct, frozen=True, array_like=True):
         order = "F" if self.fortran else "C"
         return np.ndarray(self.shape, dtype, unwritable(memory), self.offset, order=cast(Any, order))
 
+    def form(self) -> tuple[object, ...]:
+        return self.dtype, self.shape, self.fortran, self.offset
+
     def __str__(self) -> str:
-        order = ", Fortran order" if self.fortran else ""
-        return f"{self.numpy_dtype().name}{list(self.shape)}{order}"
+        match self.kind:
+            case Kind.ARRAY | Kind.MEMORYVIEW:
+                order = " in Fortran order" if self.fortran else ""
+                return f"{dtype_name(self.dtype)}{list(self.shape)}{order}"
+            case Kind.SCALAR:
+                return dtype_name(self.dtype)
+            case Kind.BYTES | Kind.BYTEARRAY:
+                return f"{self.kind.value} of length {self.shape[0] if self.shape else 1}"
+            case _:
+                return self.kind.value
 
 
 def unwritable(memory: memoryview) -> memoryview:
@@ -77,10 +109,40 @@ class ArrayLayout(Struct, frozen=True, array_like=True, tag="array"):
         return f"array {self.leaf}"
 
 
-class TreeLayout(Struct, frozen=True, array_like=True, tag="tree"):
-    """`structure` is the tree with its leaves numbered; see `values` for how one is made."""
+class DictNode(Struct, frozen=True, array_like=True, tag="dict"):
+    """The keys are sorted, so that equal dicts have equal forms; `order` is that in which they were put, as their
+    places among the sorted ones, or None if it is the same. `ordered`: it was an OrderedDict."""
 
-    structure: Any
+    keys: tuple[str | int, ...]
+    children: tuple["Node", ...]
+    order: tuple[Size, ...] | None = None
+    ordered: bool = False
+
+
+class ListNode(Struct, frozen=True, array_like=True, tag="list"):
+    children: tuple["Node", ...]
+
+
+class TupleNode(Struct, frozen=True, array_like=True, tag="tuple"):
+    children: tuple["Node", ...]
+
+
+class NamedTupleNode(Struct, frozen=True, array_like=True, tag="named"):
+    """The class is looked for by whoever gets the value, and by nobody else; only the names of the fields count."""
+
+    fields: tuple[str, ...]
+    children: tuple["Node", ...]
+    module: str
+    name: str
+
+
+Inner: TypeAlias = DictNode | ListNode | TupleNode | NamedTupleNode
+Node: TypeAlias = Size | Inner
+"""A part of a tree: a leaf by its number, or what holds others."""
+
+
+class TreeLayout(Struct, frozen=True, array_like=True, tag="tree"):
+    structure: Node
     leaves: tuple[Leaf, ...]
 
     def __str__(self) -> str:
@@ -89,13 +151,15 @@ class TreeLayout(Struct, frozen=True, array_like=True, tag="tree"):
 
 
 class BundleLayout(Struct, frozen=True, array_like=True, tag="bundle"):
-    """A pickle of `pickle` bytes, and its buffers: where each begins, and its length."""
+    """A pickle of `pickle` bytes, and its buffers: where each begins, and its length. `because` names what in it is
+    not an array, such as "a str at ['name']"."""
 
     pickle: Size
     buffers: tuple[tuple[Size, Size], ...] = ()
+    because: Annotated[str, Meta(max_length=MAX_BECAUSE)] = ""
 
     def __str__(self) -> str:
-        return "a pickled object"
+        return f"a pickled object ({self.because})" if self.because else "a pickled object"
 
 
 Layout: TypeAlias = ArrayLayout | TreeLayout | BundleLayout
@@ -122,9 +186,9 @@ def encode_layout(layout: Layout) -> bytes:
 
 
 @lru_cache(256)
-def array_layout(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tuple[Leaf, bytes]:
+def array_layout(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool, kind: Kind) -> tuple[Leaf, bytes]:
     """The layout of an object that is one array: programs put arrays of the same few forms again and again."""
-    leaf = Leaf(describe_dtype(dtype), shape, fortran)
+    leaf = Leaf(describe_dtype(dtype), shape, fortran, kind=kind)
     return leaf, encode_layout(ArrayLayout(leaf))
 
 
@@ -134,17 +198,50 @@ def decode_layout(data: bytes, size: int) -> Layout:
 
 
 def _decode_layout(data: bytes, size: int) -> Layout:
+    layout = read_layout(data)
     try:
-        layout = _decoder.decode(data)
         for start, length in _extents(layout):
             if start + length > size:
                 raise ValueError(f"it speaks of bytes up to {start + length} of {size}")
     except _UNREADABLE as error:
-        failure = Failure(
-            FailureKind.INVALID, f"the layout cannot be read: {error}", "run the same hoplite-ucx everywhere"
-        )
-        raise failure.exception() from error
+        raise _unreadable(error) from error
     return layout
+
+
+def read_layout(data: bytes) -> Layout:
+    """A layout without its object: whether its leaves can be arrays, and lie within the object, is not checked."""
+    try:
+        layout = _decoder.decode(data)
+        if isinstance(layout, TreeLayout):
+            _check_tree(layout.structure, len(layout.leaves), 0)
+    except _UNREADABLE as error:
+        raise _unreadable(error) from error
+    return layout
+
+
+def _unreadable(error: Exception) -> HopliteError:
+    remedy = (
+        "install ml_dtypes on every host"
+        if isinstance(error, _MissingTypeError)
+        else "run the same hoplite-ucx everywhere"
+    )
+    return Failure(FailureKind.INVALID, f"the layout cannot be read: {error}", remedy).exception()
+
+
+def _check_tree(node: Node, leaves: int, depth: int) -> None:
+    if isinstance(node, int):
+        if node >= leaves:
+            raise ValueError("its tree has a leaf that is not there")
+        return
+    if depth > MAX_DEPTH:
+        raise ValueError("its tree is too deep")
+    names = node.keys if isinstance(node, DictNode) else node.fields if isinstance(node, NamedTupleNode) else None
+    if names is not None and len(names) != len(node.children):
+        raise ValueError("its tree has not one name for each value")
+    if isinstance(node, DictNode) and node.order is not None and sorted(node.order) != list(range(len(node.keys))):
+        raise ValueError("its tree has an order that does not name each key once")
+    for child in node.children:
+        _check_tree(child, leaves, depth + 1)
 
 
 _decode_again = lru_cache(256)(_decode_layout)
@@ -157,7 +254,7 @@ def array_form(data: bytes, size: int) -> tuple[tuple[int, ...], np.dtype[Any], 
     if len(data) > _SHORT or not isinstance(layout := _decode_layout(data, size), ArrayLayout):
         return None
     leaf = layout.leaf
-    if 0 in leaf.shape or len(leaf.shape) > SAFE_DIMENSIONS:
+    if leaf.kind is not Kind.ARRAY or 0 in leaf.shape or len(leaf.shape) > SAFE_DIMENSIONS:
         return None
     return leaf.shape, leaf.numpy_dtype(), leaf.offset, "F" if leaf.fortran else "C"
 
@@ -185,14 +282,49 @@ def leaves_of(layout: Layout) -> tuple[Leaf, ...]:
             return ()
 
 
-def aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+def aligned(offset: int, to: int = ALIGNMENT) -> int:
+    return -(-offset // to) * to
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------------
 
-_EXTENSIONS = ("bfloat16",)
-"""Types that numpy knows only when ml_dtypes is there, by name: their `str` says nothing but a width."""
+EXTENSIONS = {
+    "bfloat16": "f",
+    "float8_e3m4": "f",
+    "float8_e4m3": "f",
+    "float8_e4m3b11fnuz": "f",
+    "float8_e4m3fn": "f",
+    "float8_e4m3fnuz": "f",
+    "float8_e5m2": "f",
+    "float8_e5m2fnuz": "f",
+    "float8_e8m0fnu": "f",
+    "float6_e2m3fn": "f",
+    "float6_e3m2fn": "f",
+    "float4_e2m1fn": "f",
+    "int2": "i",
+    "int4": "i",
+    "uint2": "u",
+    "uint4": "u",
+}
+"""Types of ml_dtypes, by name, since numpy's own description of them says nothing but a width; and the kind of each, as
+numpy would name it."""
+
+
+class _MissingTypeError(ValueError):
+    pass
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """As `dtype.kind`, also for the types of ml_dtypes."""
+    return EXTENSIONS.get(dtype.name, dtype.kind)
+
+
+def dtype_name(description: Any) -> str:
+    """For people; needs no ml_dtypes."""
+    try:
+        return description if description in EXTENSIONS else dtype_of(description).name
+    except _UNREADABLE:
+        return "an unknown dtype"
 
 
 @lru_cache(1024)
@@ -202,16 +334,20 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
         raise ValueError(f"dtype {dtype} holds Python objects")
     if dtype.itemsize == 0:
         raise ValueError(f"dtype {dtype} has no size")
-    if dtype.name in _EXTENSIONS:
+    if dtype.name in EXTENSIONS:
         return dtype.name
-    if dtype.fields is not None or dtype.subdtype is not None:
-        description = np.lib.format.dtype_to_descr(dtype)
+    if dtype.subdtype is not None:
+        raise ValueError(f"dtype {dtype} is an array: make its shape a part of the shape")
+    description = dtype.str if dtype.fields is None else np.lib.format.dtype_to_descr(dtype)
+    try:
         if len(_encoder.encode(description)) > _MAX_DTYPE:
             raise ValueError("the dtype has too many fields")
-        return description
-    if dtype.kind == "V" and dtype.type is not np.void:
+        known = dtype_of(description) == dtype
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ValueError(f"the dtype cannot be described: {error}") from error
+    if not known:
         raise ValueError(f"dtype {dtype.name} is not known to numpy itself")
-    return dtype.str
+    return description
 
 
 def dtype_of(description: Any) -> np.dtype[Any]:
@@ -222,7 +358,7 @@ def dtype_of(description: Any) -> np.dtype[Any]:
 
 @lru_cache(1024)
 def _named_dtype(name: str) -> np.dtype[Any]:
-    return _extension(name) if name in _EXTENSIONS else _without_objects(np.dtype(name))
+    return _extension(name) if name in EXTENSIONS else _without_objects(np.dtype(name))
 
 
 def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -236,15 +372,16 @@ def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _extension(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes  # only who uses such arrays needs it
-    except ImportError:
-        raise ValueError(f"dtype {name} needs the package ml_dtypes") from None
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError):
+        raise _MissingTypeError(f"dtype {name} needs the package ml_dtypes, a version that has it") from None
     return dtype
 
 
 def _as_descr(description: Any, depth: int = 0) -> Any:
     """Lists back into the lists of tuples that numpy wants, after a journey through MessagePack."""
-    if depth > _MAX_DEPTH:
+    if depth > MAX_DEPTH:
         raise ValueError("the dtype is nested too deeply")
     if isinstance(description, str):
         return description

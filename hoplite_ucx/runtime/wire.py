@@ -15,7 +15,7 @@ from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import Ref
 from hoplite_ucx.protocol.messages import MAX_TEXT, Bytes, Layout, Number, Operation, Text, malformed
 
-WIRE = 2
+WIRE = 3
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """So many may stand in one request."""

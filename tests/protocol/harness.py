@@ -131,8 +131,10 @@ class DirectoryDriver:
 
     # --- whole steps -------------------------------------------------------------------------------------------
 
-    def put(self, name: str, number: int, size: int = LARGE, *, done: bool = True) -> Version:
-        self.tell(name, Put(number, ref(number), size, b"layout"))
+    def put(
+        self, name: str, number: int, size: int = LARGE, *, done: bool = True, layout: bytes = b"layout"
+    ) -> Version:
+        self.tell(name, Put(number, ref(number), size, layout))
         [accepted] = self.heard_all(PutAccepted, name)
         if done:
             self.tell(name, Completed(accepted.version))

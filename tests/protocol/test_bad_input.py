@@ -23,6 +23,7 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, next_life, node_id
 from hoplite_ucx.protocol.messages import (
+    PROTOCOL,
     Aborted,
     Alive,
     Completed,
@@ -144,7 +145,7 @@ def test_the_fenced_cannot_join_under_their_old_name() -> None:
 @given(
     st.sampled_from(
         [
-            {"protocol": 2},
+            {"protocol": PROTOCOL + 1},
             {"protocol": 0},
             {"cluster": "another"},
             {"node": node_id(77)},

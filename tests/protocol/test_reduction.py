@@ -131,6 +131,51 @@ def test_sources_of_different_layouts_fail_the_target_and_are_named() -> None:
     assert d.bind_of("A").parts == (d.version_of(1),), "other reductions of them go on"
 
 
+def _by_letters(one: bytes, other: bytes) -> str | None:
+    """Layouts are the same in any order of their letters."""
+    return None if sorted(one) == sorted(other) else f"{one!r} is not like {other!r}"
+
+
+def test_what_differs_in_layouts_is_said_by_the_shell() -> None:
+    d = Reducer("A", "B", "C")
+    d.directory.world.difference = _by_letters
+    d.put("A", 1, layout=b"ab")
+    d.put("B", 2, layout=b"ac")
+    d.tell("C", Want(ref(TARGET)))
+    d.reduce("C", (1, 2))
+    [failed] = d.heard_all(Failed, "C")
+    assert failed.failure.detail == (
+        f"its sources {short(ref(1))} and {short(ref(2))} cannot be combined: b'ab' is not like b'ac'"
+    )
+
+
+def test_layouts_that_are_the_same_to_the_shell_must_have_one_size() -> None:
+    d = Reducer("A", "B", "C")
+    d.directory.world.difference = _by_letters
+    d.put("A", 1, layout=b"ab")
+    d.put("B", 2, size=LARGE - 8, layout=b"ba")
+    d.tell("C", Want(ref(TARGET)))
+    d.reduce("C", (1, 2))
+    [failed] = d.heard_all(Failed, "C")
+    assert f"they have {LARGE} and {LARGE - 8} bytes" in failed.failure.detail
+
+
+def test_a_result_has_the_layout_of_its_first_contributor() -> None:
+    d = Reducer("A", "B", "C", "D")
+    d.directory.world.difference = _by_letters
+    for number, (name, layout) in enumerate([("A", b"ab"), ("B", b"ba"), ("C", b"ba")], 1):
+        d.put(name, number, layout=layout)
+    d.reduce("D", (1, 2, 3), count=2)
+    assert d.take("B").layout == b"ab"
+    d.quiet()
+    d.lose("A")  # 3 takes its place
+    name, again = d.take_anywhere()
+    assert again.layout == b"ba"
+    assert d.want("D", TARGET).layout == b"ba"
+    d.finish(name, again)
+    assert d.contributors("D") == [Contributors(7, (ref(3), ref(2)))]
+
+
 @pytest.mark.parametrize(
     ("sources", "count", "named"),
     [

@@ -12,7 +12,7 @@ from hoplite_ucx.protocol.errors import InvalidRequestError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import values
 from hoplite_ucx.runtime.kernels import Kernel, combine_bytes, problem
-from hoplite_ucx.runtime.layout import decode_layout
+from hoplite_ucx.runtime.layout import EXTENSIONS, decode_layout
 
 UFUNCS = {
     Operation.SUM: np.add,
@@ -24,6 +24,7 @@ UFUNCS = {
     Operation.XOR: np.bitwise_xor,
 }
 INTEGERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
+INTEGER = " (sum them, or put floating-point numbers)"
 FLOATS = ["f2", "f4", "f8", "g", "c8", "c16"]
 
 
@@ -54,14 +55,6 @@ def test_bits(op: Operation, dtype: str) -> None:
     assert combine(op, arrays).tobytes() == reduce(UFUNCS[op], arrays).tobytes()
 
 
-def test_bfloat16_sums() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    arrays = [array.astype(ml_dtypes.bfloat16) for array in sources("f4")]
-    assert combine(Operation.SUM, arrays).tobytes() == reduce(np.add, arrays).tobytes()
-    mean = combine(Operation.MEAN, arrays, 4)
-    np.testing.assert_allclose(mean.astype("f4"), np.mean([array.astype("f4") for array in arrays], axis=0), rtol=0.02)
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_mean_is_a_sum_that_is_divided_once(dtype: str) -> None:
     arrays = sources(dtype)
@@ -76,13 +69,13 @@ def test_a_mean_is_a_sum_that_is_divided_once(dtype: str) -> None:
     ("value", "op", "reason"),
     [
         (np.arange(3.0), Operation.AND, "and is not defined for float64"),
-        (np.arange(3), Operation.MEAN, "the mean of int64"),
+        (np.arange(3), Operation.MEAN, "the mean of int64 values is not int64"),
         (np.zeros(3, "m8[s]"), Operation.MEAN, "mean is not defined"),
         (np.zeros(3, bool), Operation.SUM, "use 'or' and 'and'"),
         (np.zeros(3, "U4"), Operation.MAX, "not defined"),
         (np.zeros(3, "M8[s]"), Operation.SUM, "not defined"),
         (np.zeros(3, [("a", "f4")]), Operation.SUM, "not defined"),
-        ("a text", Operation.SUM, "must be arrays"),
+        ("a text", Operation.SUM, "a str cannot be reduced"),
         ([np.arange(3.0), np.zeros(2, bool)], Operation.SUM, "use 'or' and 'and'"),
     ],
 )
@@ -129,3 +122,42 @@ def test_a_piece_of_a_tree(offset: int) -> None:
     kernel.combine(piece, data[offset:], data[offset:], 0, middle)
     kernel.combine(piece, data[offset:], data[offset:], middle, len(piece))
     assert np.array_equal(piece, whole[offset:])
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_types_of_ml_dtypes(name: str) -> None:
+    dtype = getattr(pytest.importorskip("ml_dtypes"), name)
+    arrays = [np.array([0.5, 1, 1, 1]).astype(dtype) for _ in range(3)]
+    for op in (Operation.SUM, Operation.PROD, Operation.MIN, Operation.MAX):
+        assert combine(op, arrays).tobytes() == reduce(UFUNCS[op], arrays).tobytes()
+    layout = values.encode(arrays[0]).layout
+    if EXTENSIONS[name] != "f":
+        assert problem(decode_layout(layout, 4), Operation.MEAN) == f"the mean of {name} values is not {name}" + INTEGER
+        return
+    sums = combine(Operation.MEAN, arrays)
+    mean = combine(Operation.MEAN, arrays, 3)
+    expected = (sums.astype(np.float32) / 3).astype(dtype)
+    assert mean.tobytes() == expected.tobytes(), "3 has no place in some of these types"
+
+
+def test_numbers_are_combined_as_one_array() -> None:
+    encoded = values.encode({"b": [1.0, 2.0, 3.0], "a": 4.0, "c": 5})
+    kernel = Kernel(encoded.layout, Operation.SUM)
+    data = np.frombuffer(encoded.to_bytes(), np.uint8)
+    out = np.zeros(encoded.size, np.uint8)
+    assert kernel.floor(29) == 24
+    kernel.combine(out, data, data, 0, 24)
+    kernel.combine(out, data, data, 24, encoded.size)
+    result = values.decode(memoryview(out.tobytes()), encoded.layout)
+    assert result == {"b": [2.0, 4.0, 6.0], "a": 8.0, "c": 10}
+    assert list(result) == ["b", "a", "c"]
+
+
+def test_sums_of_integers_overflow_as_those_of_numpy() -> None:
+    assert combine(Operation.SUM, [np.array([200], "u1"), np.array([100], "u1")]) == [44]
+
+
+def test_the_leaf_that_cannot_be_combined_is_named() -> None:
+    encoded = values.encode({"w": np.arange(3.0), "steps": [1.5, 3]})
+    found = problem(decode_layout(encoded.layout, encoded.size), Operation.MEAN)
+    assert found == f"the mean of int64 values is not int64{INTEGER} at ['steps'][1]"

@@ -19,7 +19,7 @@ from hoplite_ucx.protocol.directory.objects import Objects, Record
 from hoplite_ucx.protocol.directory.recovery import Recovery
 from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.directory.refusals import deleted, invalid, refuse_reduce
-from hoplite_ucx.protocol.directory.world import World
+from hoplite_ucx.protocol.directory.world import Difference, World, any_difference
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     DirectoryEffect,
@@ -80,11 +80,17 @@ class Directory:
     broadcast_type: type[Broadcast] = Broadcast
     reduction_type: type[Reduction] = Reduction
 
-    def __init__(self, incarnation: int, cluster: str, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        incarnation: int,
+        cluster: str,
+        settings: Settings | None = None,
+        difference: Difference = any_difference,
+    ) -> None:
         self.incarnation = incarnation
         self.cluster = cluster
         self.settings = settings or Settings()
-        self.world = World(self.settings, incarnation)
+        self.world = World(self.settings, incarnation, difference)
         self.members = Members(self.world)
         self.objects = Objects(self.world, self.members, self.broadcast_type)
         self.records = self.objects.records

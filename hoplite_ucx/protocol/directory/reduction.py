@@ -231,16 +231,19 @@ class Reduction(Binding):
             self._add_groups(batch)
 
     def _fits(self, ref: bytes) -> bool:
-        """The first ready source fixes size and layout for all."""
+        """The first ready source fixes what all must be like."""
         size, layout = self._objects.form_of(ref)
         if not self.chosen:
             self._take_form(size, layout)
             return True
         if (size, layout) == (self._size, self._layout):
             return True
+        why = self._world.difference(self._layout, layout)
+        if why is None and size == self._size:
+            return True
         first = next(iter(self.chosen))
-        how = f"have {self._size} and {size} bytes" if size != self._size else "differ in shape, dtype or memory order"
-        detail = f"its sources {short(first)} and {short(ref)} {how}"
+        how = why if why is not None else f"they have {self._size} and {size} bytes"
+        detail = f"its sources {short(first)} and {short(ref)} cannot be combined: {how}"
         remedy = "reduce objects of one shape and dtype, all in C or all in Fortran order (numpy.ascontiguousarray)"
         self._give_up(Failure(FailureKind.INVALID, detail, remedy, self.record.ref))
         return False
@@ -278,7 +281,9 @@ class Reduction(Binding):
         return renewed
 
     def _replace(self, ref: bytes, spare: bytes) -> None:
-        """Keep the order of choice: contributors are told in it."""
+        """Keep the order of choice: contributors are told in it, and the result has the layout of the first."""
+        if ref == next(iter(self.chosen)):
+            _, self._layout = self._objects.form_of(spare)
         before, self.chosen = self.chosen, self._chosen_with(ref, spare)
         self._objects.release_sources(before)
 

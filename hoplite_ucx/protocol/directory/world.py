@@ -1,6 +1,8 @@
 """What the parts of the directory share: settings, timers, stories, and the effects that pile up for the shell."""
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 from hoplite_ucx.protocol.cost import Costs
 from hoplite_ucx.protocol.directory.measuring import Measuring
@@ -16,9 +18,19 @@ from hoplite_ucx.protocol.timers import Timers
 _NUMBERS_PER_INCARNATION_BITS = 20
 
 
+Difference: TypeAlias = Callable[[bytes, bytes], str | None]
+"""Why objects of two layouts cannot be combined, in words, or None if they can. The shell knows what layouts mean."""
+
+
+def any_difference(one: bytes, other: bytes) -> str | None:
+    """For a shell whose layouts mean nothing."""
+    return None if one == other else "their layouts differ"
+
+
 class World:
-    def __init__(self, settings: Settings, incarnation: int) -> None:
+    def __init__(self, settings: Settings, incarnation: int, difference: Difference = any_difference) -> None:
         self.settings = settings
+        self.difference = difference
         self.costs = Costs(settings)
         self.measuring = Measuring(self.costs)
         self.incarnation = incarnation
