@@ -124,4 +124,20 @@ def _install_and_import(tmp_path: Path, *what: str | Path) -> None:
         assert {name for name in brought if not name.endswith(".dist-info")} == {"hoplite_ucx"}
         assert all(file.is_relative_to(site) for file in files)
     assert all(not file.resolve().is_relative_to(CHECKOUT) for file in files)
-    assert _run(home / "bin" / "hoplite", "--version", cwd=tmp_path).startswith("hoplite 0.")
+    version = _run(home / "bin" / "hoplite", "--version", cwd=tmp_path)
+    assert version.startswith("hoplite 0.")
+    assert _run(python, "-m", "hoplite_ucx", "--version", cwd=tmp_path) == version
+    usage = _run(home / "bin" / "hoplite", "--help", cwd=tmp_path)
+    assert _run(python, "-m", "hoplite_ucx", "--help", cwd=tmp_path) == usage
+    _check_types(python, tmp_path)
+
+
+def _check_types(python: Path, folder: Path) -> None:
+    """A user's program is checked against our types, and not passed over because nothing is known of us."""
+    (folder / "program.py").write_text(
+        "import hoplite_ucx as hoplite\nref: hoplite.ObjectRef = hoplite.put(1)\nwrong: str = hoplite.put(2)\n"
+    )
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "program.py"]
+    done = subprocess.run(mypy, cwd=folder, capture_output=True, text=True, check=False)
+    [problem, _] = done.stdout.splitlines()
+    assert problem.startswith("program.py:3: error: Incompatible types in assignment"), done.stdout + done.stderr
