@@ -66,7 +66,7 @@ def reduce_report(scenario: Scenario, result: Reduced, static: Sequence[StaticRe
     yield _headline(result)
     if scenario.arrivals.pattern is not Pattern.TOGETHER and result.contributors:
         after = f"{_time(result.after_last_seconds)} ({result.after_last_ratio:.3f} × the limit)"
-        yield Text(f"    {after} after the last source that it took, which was there at {_time(result.ready_seconds)}")
+        yield Text(f"    {after} after its last source, which came at {_time(result.ready_seconds)}")
     yield from _incidents(scenario, result)
     for rebinding in result.rebindings[:_LISTED]:
         what = f"began anew on host {rebinding.new}" if rebinding.restarted else f"went on on host {rebinding.new}"

@@ -86,7 +86,7 @@ def test_reduce_tells_how_long_it_took_after_the_last_arrival() -> None:
     assert figures["after_last_ratio"] <= 1.15
     assert figures["contributors"] == [0, 1, 2, 3]
     shown = simulate("reduce", "--nodes", "4", "--size", "4MiB", "--arrivals", "bimodal 50%")
-    assert "after the last source that it took" in shown.output
+    assert "after its last source, which came at" in shown.output
 
 
 def test_a_taken_over_slot_is_drawn_where_it_went() -> None:
