@@ -62,7 +62,7 @@ from hoplite_ucx.runtime.slots import Combiner, Slot
 from hoplite_ucx.runtime.store import SMALL, SegmentSink, Store
 from hoplite_ucx.runtime.unperformed import calls_behind, events_instead, failure_of
 from hoplite_ucx.runtime.waking import Waker, now
-from hoplite_ucx.runtime.wire import DirectoryAt, Greeting
+from hoplite_ucx.runtime.wire import DirectoryAt, Greeting, token_mark
 from hoplite_ucx.runtime.workers import Workers, socket_name
 from hoplite_ucx.transports.addresses import check_token
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
@@ -470,6 +470,7 @@ class Agent:
             SMALL,
             self._profile.memory,
             self._directory is not None,
+            token_mark(self._profile.token, self.cluster),
         )
 
     def _directory_at(self, call: int) -> DirectoryAt:

@@ -1,5 +1,6 @@
 """Checks of what users give to the API: refused before anything is allocated or sent, with the remedy."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -9,6 +10,7 @@ import numpy as np
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.layout import MAX_BYTES, SAFE_DIMENSIONS, Array, Leaf, describe_dtype
+from hoplite_ucx.runtime.quantities import parse_size
 from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 
 DEFAULT_TIMEOUT = 300.0
@@ -91,9 +93,35 @@ def _is_number(number: object) -> TypeGuard[float]:
     return isinstance(number, Real) and not isinstance(number, bool)
 
 
-def check_text(name: str, value: object) -> None:
+def check_text(name: str, value: object, remedy: str) -> None:
     if value is not None and (not isinstance(value, str) or not value):
-        raise invalid(f"{name} must be a text, not {value!r}", "write host:port, such as head:7777")
+        raise invalid(f"{name} must be a text, not {_text_shown(name, value)}", remedy)
+
+
+def _text_shown(name: str, value: object) -> str:
+    return f"a {type(value).__name__}" if name == "token" else repr(value)[:_SHOWN]
+
+
+def check_path(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise invalid(f"{name} must be the path of a file, not {value!r}"[:200], "give a str or a Path")
+    return path
+
+
+def check_memory(memory: object) -> int | None:
+    """In bytes, or as people write it."""
+    if memory is None:
+        return None
+    try:
+        limit = parse_size(memory) if isinstance(memory, str) else memory
+    except ValueError as error:
+        raise invalid(f"memory: {error}", "correct it") from error
+    if not is_whole(limit) or not 1 <= limit < MAX_BYTES:
+        raise invalid(f"memory must be a number of bytes, not {_shown(memory)}", 'give "4GiB" or 4 << 30, for example')
+    return int(limit)
 
 
 def check_copy(copy: object, out: object) -> bool:

@@ -4,9 +4,11 @@ An embedded cluster is a directory and an agent as child processes, with a rando
 starts can find it through the environment, and it ends with this process.
 """
 
+import hmac
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,16 +67,18 @@ def default_memory() -> int:
     return min(4 * GIB, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
 
-def start_embedded(memory: int) -> Attachment:
-    """A cluster on loopback for this process and those that are told of it."""
-    token = os.urandom(16).hex()
+def start_embedded(memory: int, token: bytes | None, variables: Mapping[str, str]) -> Attachment:
+    """A cluster on loopback for this process and those that are told of it. The variables are for its processes."""
+    secret = token or os.urandom(16).hex().encode()
     tied = threading.current_thread() is threading.main_thread()
-    agent_process = processes.start("agent", tied_to_thread=tied)  # loads while the directory starts
+    # It loads while the directory starts.
+    agent_process = processes.start("agent", tied_to_thread=tied, variables=variables)
     children = []
     try:
-        children.append(processes.spawn("directory", directory_task(token.encode()), tied_to_thread=tied))
+        task = directory_task(secret)
+        children.append(processes.spawn("directory", task, tied_to_thread=tied, variables=variables))
         address = children[0].report["address"]
-        task = agent_task(address, token.encode(), memory, LOOPBACK_RATE, "127.0.0.1")
+        task = agent_task(address, secret, memory, LOOPBACK_RATE, "127.0.0.1")
         processes.tell(agent_process, {**task, "patience": _PATIENCE})
         children.append(processes.await_ready("agent", agent_process))
         report = children[1].report
@@ -84,7 +88,7 @@ def start_embedded(memory: int) -> Attachment:
         for child in children:
             child.stop()
         raise
-    return Attachment(client, children, {ADDRESS: address, AGENT: report["agent"], TOKEN: token})
+    return Attachment(client, children, {ADDRESS: address, AGENT: report["agent"], TOKEN: os.fsdecode(secret)})
 
 
 def directory_task(
@@ -109,8 +113,8 @@ def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str
     return {"directory": directory, "token": token.hex(), "memory": memory, "rate": rate, "host": host}
 
 
-def join(address: str, agent: str | None) -> Attachment:
-    """Find this host's agent of the cluster at that address."""
+def join(address: str, agent: str | None, token: bytes | None) -> Attachment:
+    """Find this host's agent of the cluster at that address. A token that is given must be the cluster's own."""
     try:
         wanted = resolved(address)
     except (ValueError, OSError) as error:
@@ -123,7 +127,9 @@ def join(address: str, agent: str | None) -> Attachment:
             greetings = call.hear(_LOOK_SECONDS)
             found = [name for name, greeting in greetings.items() if _belongs(greeting, wanted)]
             if found:
-                return Attachment(Client(_only([*found, *_same_cluster(found, call.silent)], address)))
+                name = _only([*found, *_same_cluster(found, call.silent)], address)
+                _check_token(greetings[name], token, address)
+                return Attachment(Client(name))
             if waited >= (_GREETING_SECONDS if call.silent else _FIND_SECONDS):
                 raise _no_agent(address, agent, call.silent)
 
@@ -134,6 +140,14 @@ def _belongs(greeting: wire.Reply, wanted: str) -> bool:
         return resolved(greeting.directory) == wanted
     except (ValueError, OSError):
         return False
+
+
+def _check_token(greeting: wire.Reply, token: bytes | None, address: str) -> None:
+    """An agent lets its own user in without one: a token that is given says which cluster is meant."""
+    assert isinstance(greeting, wire.Greeting)
+    if token is not None and not hmac.compare_digest(wire.token_mark(token, greeting.cluster), greeting.token_mark):
+        detail = f"the token that is given is not that of the cluster at {address}"
+        raise _invalid(detail, "give the one that the cluster was started with, or none")
 
 
 def _same_cluster(found: list[str], silent: list[str]) -> list[str]:

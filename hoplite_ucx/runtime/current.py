@@ -3,13 +3,16 @@
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from hoplite_ucx.runtime import cluster as clusters
 from hoplite_ucx.runtime.api import Cluster
-from hoplite_ucx.runtime.checks import check_text, invalid
+from hoplite_ucx.runtime.checks import check_memory, check_path, check_text, invalid
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import Attachment
 from hoplite_ucx.runtime.membership import Membership
+from hoplite_ucx.runtime.tokens import read_token_file
+from hoplite_ucx.transports import configuration
 
 
 class _Default(Membership):
@@ -27,12 +30,27 @@ membership = _Default("hoplite is not initialised in this process", "call hoplit
 default = Cluster(membership)
 
 
-def init(address: str | None = None, *, memory: int | None = None, agent: str | None = None) -> Cluster:
+def init(
+    address: str | None = None,
+    *,
+    memory: int | str | None = None,
+    agent: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> Cluster:
     """Make this process part of a cluster, which every function of `hoplite_ucx` uses, and which is returned too.
 
     Without an address (and without `HOPLITE_ADDRESS`) a private cluster is started on loopback, which ends with this
-    process, and which the processes started from here join; `memory` limits its store, in bytes. With one, the agent
-    that runs on this host for the cluster at that address is used; `agent` names it where a host runs several.
+    process, and which the processes started from here join. `memory` limits its store, as bytes or as a text such as
+    "4GiB"; `config` is a file as in `HOPLITE_CONFIG`, for its links; `token`, or the one in `token_file`, is its secret
+    instead of a random one.
+
+    With an address, the agent that runs on this host for the cluster at that address is used; `agent` names it where a
+    host runs several. The agent lets its own user in without a token; one that is given must be the cluster's.
+
+    Raises `InvalidRequestError` for what cannot be meant, before anything is started, and `ClosedError` if there is no
+    such agent, or it does not answer.
     """
 
     def attach() -> Attachment:
@@ -40,20 +58,28 @@ def init(address: str | None = None, *, memory: int | None = None, agent: str | 
         attachment.export()
         return attachment
 
-    find = _way_to(address, memory, agent)
+    find = _way_to(address, memory, agent, token, token_file, config)
     membership.begin(attach)
     return default
 
 
-def connect(address: str | None = None, *, memory: int | None = None, agent: str | None = None) -> Cluster:
+def connect(
+    address: str | None = None,
+    *,
+    memory: int | str | None = None,
+    agent: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> Cluster:
     """Another cluster for this process, besides that of `init`, with the same calls as methods.
 
-    The arguments are those of `init`. Without an address (and without a `HOPLITE_ADDRESS` that was set from outside) a
-    private cluster is started; the processes started from here do not join it by themselves, but can connect to its
-    `address`.
+    The arguments and errors are those of `init`. Without an address (and without a `HOPLITE_ADDRESS` that was set from
+    outside) a private cluster is started; the processes started from here do not join it by themselves, but can connect
+    to its `address`.
     """
     other = Membership("this cluster was closed", "call hoplite.connect() again")
-    other.begin(_way_to(address, memory, agent))
+    other.begin(_way_to(address, memory, agent, token, token_file, config))
     return Cluster(other)
 
 
@@ -78,21 +104,62 @@ def client() -> Client:
     return membership.client
 
 
-def _way_to(address: str | None, memory: int | None, agent: str | None) -> Callable[[], Attachment]:
-    """Checks everything, and does nothing yet."""
-    check_text("address", address)
-    check_text("agent", agent)
-    given: object = memory
-    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
-        raise invalid(f"memory must be a number of bytes, not {given!r}", "give 4 << 30, for example")
+def _way_to(
+    address: str | None,
+    memory: int | str | None,
+    agent: str | None,
+    token: str | None,
+    token_file: str | os.PathLike[str] | None,
+    config: str | os.PathLike[str] | None,
+) -> Callable[[], Attachment]:
+    """Checks everything, and starts nothing yet."""
+    check_text("address", address, "write host:port, such as head:7777")
+    check_text("agent", agent, "give its name, as `hoplite status` shows it")
+    limit = check_memory(memory)
+    secret = _token(token, token_file)
+    variables = _variables(config)
     where = address if address is not None else _from_outside(clusters.ADDRESS)
     if where is None:
-        return partial(clusters.start_embedded, memory or clusters.default_memory())
+        if agent is not None:
+            raise invalid("agent is for a cluster that runs already", "give its address, too")
+        return partial(clusters.start_embedded, limit or clusters.default_memory(), secret, variables)
     if memory is not None:
-        raise invalid("memory is for an embedded cluster", "give the limit to `hoplite start` instead")
+        raise invalid("memory is for a private cluster", "give the limit to `hoplite start` instead")
+    if config is not None:
+        raise invalid("config is for a private cluster", "set HOPLITE_CONFIG for `hoplite start` instead")
     if agent is None and address is None:
         agent = _from_outside(clusters.AGENT)
-    return partial(clusters.join, where, agent)
+    return partial(clusters.join, where, agent, secret)
+
+
+def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> bytes | None:
+    check_text("token", token, "give the cluster's secret")
+    path = check_path("token_file", token_file)
+    if token is not None and path is not None:
+        raise invalid("token and token_file are given both", "give one of them")
+    if path is not None:
+        return read_token_file(Path(path))
+    if token is None:
+        return None
+    try:
+        secret = os.fsencode(token.strip())
+    except UnicodeEncodeError:
+        secret = b""
+    if not secret or b"\0" in secret:
+        raise invalid("the token is not one that a variable could hold, or blank", "give the cluster's secret")
+    return secret
+
+
+def _variables(config: str | os.PathLike[str] | None) -> dict[str, str]:
+    path = check_path("config", config)
+    if path is None:
+        return {}
+    whole = os.path.abspath(path)
+    try:
+        configuration.load(Path(whole))
+    except configuration.ConfigurationError as error:
+        raise invalid(error.detail, error.remedy) from error
+    return {configuration.CONFIG: whole}
 
 
 def _from_outside(name: str) -> str | None:

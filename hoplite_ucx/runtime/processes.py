@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -59,9 +59,11 @@ class Child:
             self.process.stdout.close()
 
 
-def spawn(role: str, task: dict[str, Any], *, tied_to_thread: bool) -> Child:
+def spawn(
+    role: str, task: dict[str, Any], *, tied_to_thread: bool, variables: Mapping[str, str] | None = None
+) -> Child:
     """Start a directory or an agent, and wait until it is ready. Raises a typed error if it does not become so."""
-    process = start(role, tied_to_thread=tied_to_thread)
+    process = start(role, tied_to_thread=tied_to_thread, variables=variables)
     try:
         tell(process, task)
     except BaseException:
@@ -70,12 +72,13 @@ def spawn(role: str, task: dict[str, Any], *, tied_to_thread: bool) -> Child:
     return await_ready(role, process)
 
 
-def start(role: str, *, tied_to_thread: bool) -> "subprocess.Popen[bytes]":
-    """Start a process that loads its part and waits for its task."""
+def start(role: str, *, tied_to_thread: bool, variables: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """Start a process that loads its part and waits for its task, with these variables over those of this process."""
     return subprocess.Popen(
         [*module("hoplite_ucx.runtime"), role, str(os.getpid()), "tied" if tied_to_thread else "free"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        env={**os.environ, **(variables or {})},
         start_new_session=True,  # a ctrl-C at the terminal is the parent's to handle
     )
 

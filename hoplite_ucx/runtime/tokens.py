@@ -28,7 +28,7 @@ def given_token() -> bytes:
     file that is named must have a token."""
     if token := os.environ.get(TOKEN, "").strip():
         return os.fsencode(token)
-    return _read(Path(path)) if (path := os.environ.get(TOKEN_FILE)) else b""
+    return read_token_file(Path(path)) if (path := os.environ.get(TOKEN_FILE)) else b""
 
 
 def read_token() -> bytes:
@@ -36,7 +36,7 @@ def read_token() -> bytes:
     if token := given_token():
         return token
     path = own_file()
-    return _read(path, own=True) if path is not None and os.path.lexists(path) else b""
+    return read_token_file(path, own=True) if path is not None and os.path.lexists(path) else b""
 
 
 def head_token() -> tuple[bytes, Path | None]:
@@ -52,10 +52,10 @@ def head_token() -> tuple[bytes, Path | None]:
             create_private(path, os.urandom(_SECRET_BYTES).hex().encode() + b"\n")
         except PrivateFileError as error:
             raise _refused(path, error) from error
-    return _read(path, own=True), path
+    return read_token_file(path, own=True), path
 
 
-def _read(path: Path, *, own: bool = False) -> bytes:
+def read_token_file(path: Path, *, own: bool = False) -> bytes:
     try:
         return read_private(path, own=own).strip()
     except PrivateFileError as error:

@@ -5,6 +5,7 @@ worker's call has a number of its own, which every message about it repeats. Bot
 of one build, yet every length is bounded and every form is checked before anything is done.
 """
 
+import hashlib
 import struct
 from typing import Annotated, Any, TypeAlias
 
@@ -15,7 +16,7 @@ from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import Ref
 from hoplite_ucx.protocol.messages import MAX_TEXT, Bytes, Layout, Number, Operation, Text, malformed
 
-WIRE = 3
+WIRE = 4
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """So many may stand in one request."""
@@ -160,6 +161,12 @@ class Greeting(_Reply, frozen=True):
     small_limit: Bytes
     memory: Bytes
     joined: bool
+    token_mark: Annotated[bytes, Meta(max_length=16)] = b""
+    """By which a worker sees whether it was given this cluster's token."""
+
+
+def token_mark(token: bytes, cluster: str) -> bytes:
+    return hashlib.blake2b(token, key=cluster.encode()[:64], digest_size=16).digest()
 
 
 class Space(_Reply, frozen=True):
