@@ -2,7 +2,8 @@
 
 A segment has no name and leaves nothing behind: it lives while a process maps it or holds its descriptor. Whoever fills
 it maps it writable before it is sealed; from then on the kernel refuses every other writable mapping, and every change
-of its length, so a mapping handed to a stranger can neither be written through nor cut short under a reader.
+of its length, so a mapping handed to a stranger can neither be written through nor cut short under a reader. What the
+filler's own user may still hold views of becomes private in place (see `Workspace`).
 
 Descriptors travel by SCM_RIGHTS on plain Unix sockets; the peer's uid is the kernel's word, not the peer's.
 
@@ -79,23 +80,68 @@ def map_read_only(fd: int, capacity: int, on_unmapped: Callable[[], None]) -> me
     return memoryview(mapped).cast("B").toreadonly()
 
 
+class Workspace:
+    """A segment that a user fills from its beginning on: shared where it is yet to be filled, private where it is done.
+
+    Private pages have the same address and the same bytes, but what is written to them stays in this process: no view
+    that somebody still has can change what others see. Threads that read or write there meanwhile notice nothing. A
+    child made by fork before that has a shared mapping of its own, and keeps it.
+    """
+
+    def __init__(self, fd: int, array: npt.NDArray[np.uint8]) -> None:
+        """Of the whole segment, mapped writable. The descriptor is closed when this object goes, and not sooner: a
+        thread may be at work with it."""
+        self.array = array
+        self._fd = fd
+        self._private = 0
+        weakref.finalize(self, os.close, fd).atexit = False
+
+    def settle(self, end: int) -> int:
+        """Every whole page below `end` is final. Returns how many bytes these are; an OSError if it cannot be done, and
+        then nothing has changed."""
+        start, end = self._private, end - end % _PAGE
+        if end > start:
+            _make_private(self._fd, self.array.ctypes.data, start, end)
+            self._private = end
+        return max(start, end)
+
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
 )  # fmt: skip
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # linux/mman.h
 _FAILED = ctypes.c_void_p(-1).value
 
 
 def _map(fd: int, capacity: int, protection: int) -> "ctypes.Array[ctypes.c_ubyte]":
     address = _libc.mmap(None, capacity, protection, mmap.MAP_SHARED, fd, 0)
     if address == _FAILED:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _error()
     mapped = (ctypes.c_ubyte * capacity).from_address(address)
     weakref.finalize(mapped, _libc.munmap, address, capacity).atexit = False
     return mapped
+
+
+def _make_private(fd: int, address: int, start: int, end: int) -> None:
+    """What can fail fails elsewhere: a mapping that cannot be made over another one may leave nothing there."""
+    size = end - start
+    private = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, start)
+    if private == _FAILED:
+        raise _error()
+    if _libc.mremap(private, size, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, address + start) == _FAILED:
+        error = _error()
+        _libc.munmap(private, size)
+        raise error
+
+
+def _error() -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, os.strerror(error))
 
 
 def size_class(size: int) -> int:

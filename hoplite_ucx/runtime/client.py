@@ -12,8 +12,8 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -104,7 +104,8 @@ class Client:
         small = encoded.size <= self.greeting.small_limit
         data = encoded.to_bytes() if small else None
         with _Calls(connection, {call}):
-            request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh)
+            left = left_until(deadline)
+            request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh)
             connection.send_frames(self.with_releases(connection, call, request), deadline)
             if not small:
                 memory = self._mine[self._space(connection, call, deadline)].data
@@ -123,19 +124,21 @@ class Client:
 
     def begin_put(self, ref: bytes, size: int, layout: bytes, timeout: float | None) -> "OpenPut":
         """Memory to fill by hand, for an object that is too large to be sent by copy."""
-        deadline = give_up_at(timeout)
-        connection = self._connect(self._connections, deadline)
-        connection.in_use = True
-        self.reader.is_near(ref)
-        call = connection.next_call()
-        try:
-            request = wire.PutRequest(call, ref, size, layout, None, timeout)
-            connection.send_frames(self.with_releases(connection, call, request), deadline)
-            memory = self._mine.pop(self._space(connection, call, deadline)).data
-        except BaseException:
-            connection.close()
-            raise
-        return OpenPut(self, connection, call, memory[:size])
+        allowance = Allowance(timeout)
+        with allowance.spend() as deadline:
+            connection = self._connect(self._connections, deadline)
+            connection.in_use = True
+            self.reader.is_near(ref)
+            call = connection.next_call()
+            try:
+                left = left_until(deadline)
+                request = wire.PutRequest(call, ref, size, layout, None, left, by_hand=True)
+                connection.send_frames(self.with_releases(connection, call, request), deadline)
+                workspace = self._workspace(connection, call, deadline)
+            except BaseException:
+                connection.close()
+                raise
+        return OpenPut(self, connection, call, workspace, size, allowance)
 
     def get(self, refs: Sequence[bytes], timeout: float | None) -> list[tuple[memoryview, bytes]]:
         """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
@@ -204,14 +207,14 @@ class Client:
         return self._connect(self._watched)
 
     def _connect(self, among: weakref.WeakSet[Connection], deadline: float | None = None) -> Connection:
-        self._check_open()
+        self.check_open()
         connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=self._remedy)
         among.add(connection)
         if self._closed:  # meanwhile
             connection.end()
         return connection
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise over()
         if self._pid != os.getpid():
@@ -296,6 +299,17 @@ class Client:
             finally:
                 os.close(fd)
         return space.backing
+
+    def _workspace(self, connection: Connection, call: int, deadline: float | None) -> shm.Workspace:
+        space = self._reply(connection, {call}, deadline)
+        assert isinstance(space, wire.Space)
+        fd = connection.take_fd()
+        try:
+            array = self._mine.pop(space.backing) if space.known else shm.map_writable(fd, space.capacity)
+        except OSError as error:
+            os.close(fd)
+            raise _no_memory(error) from error
+        return shm.Workspace(fd, array)
 
     def open_value(self, connection: Connection, value: wire.Value) -> memoryview:
         """The memory of what was got. To be called in the order of the replies, as their descriptors come."""
@@ -387,23 +401,61 @@ class Client:
         self.reader.after_fork_in_child()
 
 
-class OpenPut:
-    """A put that the user fills by hand, on a connection of its own."""
+class Allowance:
+    """The time that the agent may take for all steps of one put; what its user does in between does not count."""
 
-    def __init__(self, client: Client, connection: Connection, call: int, memory: memoryview) -> None:
+    def __init__(self, seconds: float | None) -> None:
+        self.left = seconds
+
+    @contextmanager
+    def spend(self) -> Iterator[float | None]:
+        """While the agent is waited for: the moment at which to give up."""
+        began = time.monotonic()
+        try:
+            yield give_up_at(self.left)
+        finally:
+            if self.left is not None:
+                self.left = max(0.0, self.left - (time.monotonic() - began))
+
+
+class OpenPut:
+    """A put that the user fills by hand, on a connection of its own. What the agent was told of cannot be changed by
+    views that the user still has: it is made private first."""
+
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        call: int,
+        workspace: shm.Workspace,
+        size: int,
+        allowance: Allowance,
+    ) -> None:
         self._client = client
         self._connection = connection
         self._call = call
-        self.memory = memory
+        self._workspace = workspace
+        self._size = size
+        self._allowance = allowance
+        self.memory = workspace.array.data[:size]
+
+    @property
+    def left(self) -> float | None:
+        """Of the time that the agent may take."""
+        return self._allowance.left
 
     def advance(self, watermark: int) -> None:
-        self._connection.send(wire.PutProgress(self._call, watermark))
+        """What is less than a page is told of later."""
+        final = min(self._settle(watermark), self._size)
+        with self._allowance.spend() as deadline:
+            self._connection.send(wire.PutProgress(self._call, final), deadline)
 
-    def finish(self, timeout: float | None) -> bool:
-        deadline = give_up_at(timeout)
+    def finish(self) -> bool:
         try:
-            self._connection.send(wire.PutEnd(self._call, shared=True), deadline)
-            reply = self._client._reply(self._connection, {self._call}, deadline)
+            self._settle(self._size)
+            with self._allowance.spend() as deadline:
+                self._connection.send(wire.PutEnd(self._call), deadline)
+                reply = self._client._reply(self._connection, {self._call}, deadline)
         finally:
             self._connection.close()
         assert isinstance(reply, wire.Stored)
@@ -412,6 +464,13 @@ class OpenPut:
     def abort(self) -> None:
         """Nothing was put. The agent sees the connection end."""
         self._connection.close()
+
+    def _settle(self, watermark: int) -> int:
+        self._client.check_open()
+        try:
+            return self._workspace.settle(len(self._workspace.array) if watermark == self._size else watermark)
+        except OSError as error:
+            raise _no_memory(error) from error
 
 
 class _Calls:
@@ -450,6 +509,11 @@ def _single_get(ref: bytes, call: int, timeout: float | None) -> wire.Request:
 def give_up_at(timeout: float | None) -> float | None:
     """The moment at which a call with this time limit ends, whatever the agent does."""
     return None if timeout is None else time.monotonic() + timeout + GRACE
+
+
+def left_until(deadline: float | None) -> float | None:
+    """Of a caller's time, what the agent may still take."""
+    return None if deadline is None else max(0.0, deadline - GRACE - time.monotonic())
 
 
 def closed(detail: str, remedy: str) -> HopliteError:

@@ -30,26 +30,44 @@ class Draft:
         self.ref = ref
         self.array = array
         self._put = put
-        self.timeout = timeout
+        self._timeout = timeout
         self._over = False
 
+    @property
+    def timeout(self) -> float | None:
+        """What is left for the agent's answers: `create` and all that follows have one time limit together. The time
+        in which the array is filled does not count."""
+        return self._timeout if self._put is None else self._put.left
+
     def advance(self, nbytes: int) -> None:
-        """Say that this many leading bytes are final: whoever waits for the object may have them already."""
+        """Say that this many leading bytes are final: whoever waits for the object may have them already.
+
+        As after `seal`, nobody else sees what is written there later.
+        """
         given: object = nbytes
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= self.array.nbytes:
             detail = f"{nbytes!r} is no number of bytes within the {self.array.nbytes} of this object"
             raise about(invalid(detail, "count the leading bytes that are final"), self.ref)
         self._check_open()
         if self._put is not None:
-            self._put.advance(nbytes)
+            try:
+                self._put.advance(nbytes)
+            except HopliteError:
+                self.abort()
+                raise
 
     def seal(self) -> ObjectRef:
-        """Every byte is there. The array is read-only from now on."""
+        """Every byte is there. The array is read-only from now on.
+
+        Views of it that were made before can still be written to, but nobody else sees that: they are on pages of this
+        process alone from now on. Only a child that was forked while the draft was open still shares its memory with
+        others, and must not write to it after this.
+        """
         self._check_open()
         self._over = True
         self.array.flags.writeable = False
         if self._put is not None:
-            self._put.finish(self.timeout)
+            self._put.finish()
         else:
             self._of.client.put(self.ref.binary, values.encode(self.array), self.timeout)
         return note_made(self._of, self.ref)

@@ -16,7 +16,7 @@ from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import Ref
 from hoplite_ucx.protocol.messages import MAX_TEXT, Bytes, Layout, Number, Operation, Text, malformed
 
-WIRE = 4
+WIRE = 5
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """So many may stand in one request."""
@@ -41,7 +41,8 @@ class Hello(_Request, frozen=True):
 
 class PutRequest(_Request, frozen=True):
     """Small objects come with their bytes; for others the agent answers with memory to fill. `fresh`: the ref was made
-    for this put, so that nobody can have put or deleted it before."""
+    for this put, so that nobody can have put or deleted it before. `by_hand`: the user fills the memory and keeps it;
+    its descriptor is needed also if it is mapped already."""
 
     call: Number
     ref: Ref
@@ -50,6 +51,7 @@ class PutRequest(_Request, frozen=True):
     data: bytes | None
     timeout: Timeout
     fresh: bool = False
+    by_hand: bool = False
 
 
 class PutProgress(_Request, frozen=True):
@@ -58,10 +60,9 @@ class PutProgress(_Request, frozen=True):
 
 
 class PutEnd(_Request, frozen=True):
-    """Every byte is there, and this worker writes no more. `shared`: its user has the memory, and may go on to read."""
+    """Every byte is there, and this worker writes no more."""
 
     call: Number
-    shared: bool = False
 
 
 class Cancel(_Request, frozen=True):
@@ -170,7 +171,7 @@ def token_mark(token: bytes, cluster: str) -> bytes:
 
 
 class Space(_Reply, frozen=True):
-    """Memory for a put: a mapping that the worker has (`known`), or the descriptor beside this message."""
+    """Memory for a put: a mapping that the worker has (`known`), or the descriptor beside this message, or both."""
 
     call: Number
     backing: Number

@@ -77,6 +77,8 @@ class _Call:
     number: int
     data: bytes | None = None
     """A small put's bytes that are over the inline limit: they go into its segment when there is one."""
+    by_hand: bool = False
+    """A put whose user fills the memory, and may look at it for as long as the process lives."""
     segment: Segment | None = None
     """What a put's worker is filling."""
     answered: bool = False
@@ -214,8 +216,8 @@ class Workers:
             case wire.PutProgress(number, watermark):
                 if (segment := self._filling(session, number)) is not None:
                     segment.raise_watermark(min(watermark, segment.size))
-            case wire.PutEnd(number, shared):
-                self._put_end(session, number, shared)
+            case wire.PutEnd(number):
+                self._put_end(session, number)
             case wire.WaitRequest(number, refs, count, timeout):
                 self._dispatch(WaitCall(self._begin(session, number), refs, count, _deadline(timeout)))
             case wire.DeleteRequest(number, refs, timeout):
@@ -238,9 +240,11 @@ class Workers:
             case wire.Hello():
                 session.close()  # said twice
 
-    def _begin(self, session: "WorkerSession", number: int, data: bytes | None = None) -> CallId:
+    def _begin(
+        self, session: "WorkerSession", number: int, data: bytes | None = None, *, by_hand: bool = False
+    ) -> CallId:
         self._next_call += 1
-        self._calls[self._next_call] = _Call(session, number, data)
+        self._calls[self._next_call] = _Call(session, number, data, by_hand)
         session.calls[number] = self._next_call
         return self._next_call
 
@@ -250,7 +254,7 @@ class Workers:
             detail = f"{len(put.data or b'')} bytes came for an object of {put.size}"
             session.send(wire.Refused(put.call, Failure(FailureKind.INVALID, detail, "correct the call", put.ref)))
             return
-        call = self._begin(session, put.call, put.data)
+        call = self._begin(session, put.call, put.data, by_hand=put.by_hand)
         data = put.data if inline else None
         self._dispatch(PutCall(call, put.ref, put.size, put.layout, data, _deadline(put.timeout), put.fresh))
 
@@ -272,7 +276,7 @@ class Workers:
         entry.segment = segment
         assert backing.shared is not None
         space = wire.Space(entry.number, backing.number, backing.capacity, known)
-        entry.session.send(space, None if known else backing.shared.fd)
+        entry.session.send(space, None if known and not entry.by_hand else backing.shared.fd)
 
     def _give_up(self, call: CallId, entry: _Call, error: OSError) -> None:
         """The system has no memory or descriptor left."""
@@ -286,16 +290,16 @@ class Workers:
         entry = self._calls.get(call) if call is not None else None
         return entry.segment if entry is not None else None
 
-    def _put_end(self, session: "WorkerSession", number: int, shared: bool) -> None:
+    def _put_end(self, session: "WorkerSession", number: int) -> None:
         call = session.calls.get(number)
         segment = self._filling(session, number)
         if call is None or segment is None:
             return
+        entry = self._calls[call]
         self.store.seal(segment)
-        if shared and segment.backing is not None:
+        if entry.by_hand and segment.backing is not None:
             segment.backing.tainted = True
         segment.raise_watermark(segment.size)
-        entry = self._calls[call]
         entry.segment = None
         self._dispatch(PutFinished(call))
         self._forget_if_over(call, entry)

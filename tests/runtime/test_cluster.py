@@ -183,7 +183,7 @@ def test_streams_are_listed_while_they_are_open(live: Live) -> None:
         }
     finally:
         draft.memory[4 << 20 :] = bytes(4 << 20)
-        draft.finish(5)
+        draft.finish()
         thread.join(10)
     eventually(lambda: not getter.status()["streams"])
     assert not idle.status()["streams"]

@@ -4,6 +4,9 @@ import gc
 import mmap
 import os
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -97,6 +100,120 @@ def test_mappings_hold_no_descriptor() -> None:
     memory.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         shm.map_read_only(before + 1000, SIZE, lambda: None)
+
+
+def workspace(memory: shm.SharedMemory) -> shm.Workspace:
+    """As a worker has it; another one keeps the shared mapping of `memory`."""
+    return shm.Workspace(os.dup(memory.fd), shm.map_writable(memory.fd, memory.capacity))
+
+
+def mappings() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:hoplite" in line for line in maps)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_is_settled_cannot_be_changed_for_others(sealed: bool) -> None:
+    memory = shm.create(SIZE)
+    mine = workspace(memory)
+    if sealed:  # as memory of an earlier put is
+        shm.seal(memory)
+    view, address = mine.array[:], mine.array.ctypes.data
+    view[:] = 1
+    assert mine.settle(SIZE) == SIZE
+    assert (view == 1).all()
+    view[:] = 2
+    assert (memory.array == 1).all()
+    assert (view == 2).all()  # its writer sees what it wrote
+    assert mine.array.ctypes.data == address
+    memory.close()
+
+
+def test_whole_pages_are_settled_one_after_the_other() -> None:
+    before = mappings()
+    memory = shm.create(SIZE)
+    mine = workspace(memory)
+    page = mmap.PAGESIZE
+    assert mine.settle(page - 1) == 0
+    mine.array[:] = 1
+    assert memory.array[0] == 1
+    for end in range(page, SIZE + 1, page // 2):
+        assert mine.settle(end) == end - end % page
+        mine.array[end - 1] = 7
+        assert (memory.array[: end - end % page] == 1).all()
+        memory.array[end - end % page :] = 1
+    assert mine.settle(page) == SIZE  # that was settled long ago
+    assert mappings() - before <= 1 + 16  # one of `memory`; the pages that were written to may stand alone
+    del mine
+    gc.collect()
+    assert mappings() - before == 1
+    memory.close()
+
+
+def test_threads_may_write_while_memory_is_settled() -> None:
+    page, go = mmap.PAGESIZE, threading.Barrier(3)
+    for _ in range(20):
+        memory = shm.create(SIZE)
+        mine = workspace(memory)
+        over = threading.Event()
+
+        def write(view: np.ndarray, over: threading.Event) -> None:
+            go.wait(20)
+            while not over.is_set():
+                view += 1
+
+        threads = [threading.Thread(target=write, args=(mine.array[start:], over)) for start in (0, SIZE // 2)]
+        for thread in threads:
+            thread.start()
+        go.wait(20)
+        for end in range(0, SIZE + 1, 16 * page):
+            mine.settle(end)
+        final = memory.array.copy()
+        over.set()
+        for thread in threads:
+            thread.join(20)
+        assert np.array_equal(memory.array, final)
+        memory.close()
+
+
+_AT_THE_LIMIT = """
+import ctypes, mmap, os, resource, sys
+from hoplite_ucx.transports import shm
+
+memory = shm.create(1 << 20)
+mine = shm.Workspace(os.dup(memory.fd), shm.map_writable(memory.fd, memory.capacity))
+view = mine.array[:]
+view[:] = 1
+if sys.argv[1] == "addresses":
+    used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 10), resource.RLIM_INFINITY))
+else:
+    libc, page = shm._libc, mmap.PAGESIZE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    size = 2 * page * int(open("/proc/sys/vm/max_map_count").read())
+    place = libc.mmap(None, size, 0, flags, -1, 0)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    count = 0
+    while libc.mprotect(place + 2 * count * page, page, mmap.PROT_READ) == 0:
+        count += 1
+try:
+    mine.settle(1 << 20)
+except OSError as error:
+    print(error.strerror)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert (view == 1).all()
+view[:] = 2
+assert (memory.array == 2).all()
+"""
+
+
+@pytest.mark.parametrize("limit", ["addresses", "mappings"])
+def test_memory_that_cannot_be_settled_stays_what_it_was(limit: str) -> None:
+    """Both steps can fail: the new mapping, and its move to where the old one is."""
+    done = subprocess.run(
+        [sys.executable, "-c", _AT_THE_LIMIT, limit], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Cannot allocate memory\n", "")
 
 
 def test_size_classes_waste_little() -> None:
