@@ -10,32 +10,28 @@ from typing import Annotated
 import typer
 
 from hoplite_ucx import __version__
-from hoplite_ucx.cli import bench, simulate
-from hoplite_ucx.cli.chaos import chaos
-from hoplite_ucx.cli.delete import delete
-from hoplite_ucx.cli.demo import demo
-from hoplite_ucx.cli.doctor import doctor
 from hoplite_ucx.cli.ending import INTERRUPTED, end_as_after_ctrl_c
-from hoplite_ucx.cli.links import links
+from hoplite_ucx.cli.on_demand import OnDemand, application
 from hoplite_ucx.cli.output import OutputError, prepare
-from hoplite_ucx.cli.start import start
-from hoplite_ucx.cli.status import status
 
-app = typer.Typer(
+COMMANDS = {
+    "start": OnDemand("hoplite_ucx.cli.start", "start", "Run this host's part of a cluster until ctrl-C."),
+    "status": OnDemand("hoplite_ucx.cli.status", "status", "Show a cluster's nodes and this host's agents."),
+    "links": OnDemand("hoplite_ucx.cli.links", "links", "Show how this host's agents are linked to others."),
+    "delete": OnDemand("hoplite_ucx.cli.delete", "delete", "Delete objects everywhere in the cluster."),
+    "doctor": OnDemand("hoplite_ucx.cli.doctor", "doctor", "Look at this machine's UCX, RDMA devices, TCP and limits."),
+    "demo": OnDemand("hoplite_ucx.cli.demo", "demo", "Watch a broadcast and a reduce that lose a host on the way."),
+    "bench": OnDemand("hoplite_ucx.cli.bench", "app", "Measure on emulated hosts."),
+    "simulate": OnDemand("hoplite_ucx.cli.simulate", "app", "Run the protocol on a virtual network."),
+}
+
+app = application(
+    COMMANDS,
     name="hoplite",
     help="Collectives for task-based Python programs.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-simulate.app.command()(chaos)
-app.command()(delete)
-app.command()(demo)
-app.command()(doctor)
-app.command()(links)
-app.command()(start)
-app.command()(status)
-app.add_typer(simulate.app)
-app.add_typer(bench.app)
 
 
 def _show_version(wanted: bool) -> None:

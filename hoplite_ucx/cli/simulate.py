@@ -17,6 +17,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import Progress
 
+from hoplite_ucx.cli.chaos import chaos
 from hoplite_ucx.cli.quantities import (
     bandwidth_option,
     duration_option,
@@ -31,7 +32,10 @@ from hoplite_ucx.simulate.measure import Reduced, Result, StaticResult
 from hoplite_ucx.simulate.scenario import Arrivals, Kill, Pattern, Scenario, Span
 from hoplite_ucx.simulate.static import STATIC_ALLREDUCES, STATIC_REDUCTIONS, STATIC_TREES
 
-app = typer.Typer(name="simulate", help="Run the protocol on a virtual network.", no_args_is_help=True)
+app = typer.Typer(
+    name="simulate", help="Run the protocol on a virtual network.", no_args_is_help=True, add_completion=False
+)
+app.command()(chaos)
 
 Nodes = Annotated[int, typer.Option(help="How many hosts, the source included.")]
 Size = Annotated[int, typer.Option(parser=size_option, help="Size of each object.")]

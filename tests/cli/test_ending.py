@@ -16,6 +16,7 @@ from tests.runtime.test_faults import alive, without_address
 MARK = "HOPLITE_TEST_ENDING"
 _BENCH = """
 from hoplite_ucx.bench.peers import launching
+import hoplite_ucx.cli.bench  # it lists the peers as it loads
 from hoplite_ucx.cli import main
 
 def launch(stage):

@@ -20,7 +20,7 @@ from hoplite_ucx.cli.bench import breaks, faults, fuzz, links, live, paper, peer
 from hoplite_ucx.cli.measures import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
 from hoplite_ucx.cli.quantities import format_bandwidth, format_size
 
-app = typer.Typer(name="bench", help="Measure on emulated hosts.", no_args_is_help=True)
+app = typer.Typer(name="bench", help="Measure on emulated hosts.", no_args_is_help=True, add_completion=False)
 cluster_app = typer.Typer(name="cluster", help="Emulated hosts that stay up between commands.", no_args_is_help=True)
 bare_app = typer.Typer(name="bare", help="The operations with bare sockets, to compare with.", no_args_is_help=True)
 app.add_typer(cluster_app)
