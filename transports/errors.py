@@ -37,6 +37,10 @@ class HandshakeError(TransportError):
     """The peer is not what it should be; nothing that it said was used."""
 
 
+class HungUpError(HandshakeError):
+    """The peer hung up between two steps of the handshake, as one does that only looks whether somebody is there."""
+
+
 class WrongTokenError(HandshakeError):
     """One side does not have the cluster's token."""
 

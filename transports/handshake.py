@@ -25,6 +25,7 @@ from hoplite_ucx.transports.addresses import TOKEN_REMEDY
 from hoplite_ucx.transports.errors import (
     ConnectionLostError,
     HandshakeError,
+    HungUpError,
     UnreachableError,
     WrongClusterError,
     WrongPeerError,
@@ -143,9 +144,10 @@ def client(me: Identity, kind: Kind, address: str, expect: int | None = None) ->
 
 def server(me: Identity, kinds: Collection[Kind], address: str) -> Steps:
     """The side that was connected to, which takes these kinds of connections."""
-    their_hello = yield _HELLO.size
-    if not their_hello.startswith(_MAGIC):
-        raise _not_ours(address)  # whoever it is gets no answer
+    magic = yield len(_MAGIC)
+    if magic != _MAGIC:
+        raise _not_ours(address)  # whoever it is gets no answer, and need not say more
+    their_hello = magic + (yield _HELLO.size - len(_MAGIC))
     hello = _hello(me)
     yield hello
     _check_hello(their_hello, me, address)
@@ -196,7 +198,7 @@ def run_blocking(steps: Steps, sock: socket.socket, address: str, seconds: float
             else:
                 answer = _read(sock, step, deadline)
                 if len(answer) < step:
-                    raise closed_early(address)
+                    raise closed_early(address, answer)
     except StopIteration as done:
         sock.settimeout(None)
         peer: Peer = done.value
@@ -218,8 +220,10 @@ def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
     return got
 
 
-def closed_early(address: str) -> HandshakeError:
-    return HandshakeError(
+def closed_early(address: str, piece: bytes) -> HandshakeError:
+    """`piece` is what came of the step that was not over."""
+    kind = HandshakeError if piece else HungUpError
+    return kind(
         "the connection was closed before the handshake was over", address, "see the other side's log for the reason"
     )
 

@@ -478,7 +478,7 @@ async def _run(
                     answer = b""
                     while len(answer) < step:
                         if not (piece := await loop.sock_recv(sock, step - len(answer))):
-                            raise closed_early(address)
+                            raise closed_early(address, answer)
                         answer += piece
     except StopIteration as done:
         outcome: _T = done.value

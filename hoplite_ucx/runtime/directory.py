@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from hoplite_ucx.protocol import Directory, lookups
-from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.errors import Failure, HopliteError
 from hoplite_ucx.protocol.events import (
     DirectoryEffect,
     DirectoryEvent,
@@ -36,11 +36,11 @@ from hoplite_ucx.protocol.messages import Join, Put, Rejected, decode_to_directo
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.introductions import MOST, introduction
 from hoplite_ucx.runtime.readers import Readers
-from hoplite_ucx.runtime.refusals import tell_refused
+from hoplite_ucx.runtime.refusals import tell_malformed, tell_refused
 from hoplite_ucx.runtime.trees import difference
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
-from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.errors import TransportError, ViolationError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.session import Listener, Session, probe
 from hoplite_ucx.transports.tls import Tls
@@ -152,6 +152,11 @@ class DirectoryServer:
     def _accept(self, session: Session) -> None:
         joined: NodeId | None = None
 
+        def reject(failure: Failure) -> None:
+            tell_malformed(failure, session.peer.address)
+            session.send(encode(Rejected(failure)))
+            session.close()
+
         def on_frame(frame: bytes) -> None:
             nonlocal joined
             if frame == STATUS:
@@ -160,13 +165,11 @@ class DirectoryServer:
             try:
                 message = decode_to_directory(frame)
             except HopliteError as error:
-                session.send(encode(Rejected(error.failure)))
-                session.close()
+                reject(error.failure)
                 return
             if joined is None:
                 if not isinstance(message, Join) or identity_of(message.node) != session.peer.node:
-                    session.send(encode(Rejected(malformed("a session begins with a Join under its proven identity"))))
-                    session.close()
+                    reject(malformed("a session begins with a Join under its proven identity"))
                     return
                 joined = message.node
                 old = self._sessions.get(joined)
@@ -180,7 +183,9 @@ class DirectoryServer:
             if isinstance(message, Join):
                 self._introduce(message)
 
-        def on_closed(_: TransportError | None) -> None:
+        def on_closed(error: TransportError | None) -> None:
+            if isinstance(error, ViolationError):
+                tell_refused(error)
             if joined is not None and self._sessions.get(joined) is session:
                 del self._sessions[joined]
                 self.dispatch(SessionLost(joined))

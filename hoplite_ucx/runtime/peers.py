@@ -12,7 +12,8 @@ from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.protocol.events import FromPeer, NodeEvent, PeerLost
 from hoplite_ucx.protocol.ids import NodeId, identity_of, node_id
 from hoplite_ucx.protocol.messages import StreamCancel, StreamRequest, ToPeer, decode_to_peer, encode
-from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.runtime.refusals import tell_malformed, tell_refused
+from hoplite_ucx.transports.errors import TransportError, ViolationError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.session import Session, connect
 
@@ -63,7 +64,9 @@ class PeerSessions:
         self._incoming[identity] = session
         session.on_frame = lambda frame: self._on_frame(session, identity, frame)
 
-        def on_closed(_: TransportError | None) -> None:
+        def on_closed(error: TransportError | None) -> None:
+            if isinstance(error, ViolationError):
+                tell_refused(error)
             if self._incoming.get(identity) is session:
                 del self._incoming[identity]
                 self._dispatch(PeerLost(node_id(identity)))
@@ -103,7 +106,8 @@ class PeerSessions:
     def _on_frame(self, session: Session, identity: int, frame: bytes) -> None:
         try:
             message = decode_to_peer(frame)
-        except HopliteError:
+        except HopliteError as error:
+            tell_malformed(error.failure, session.peer.address)
             session.abort()
             return
         self._dispatch(FromPeer(node_id(identity), message))

@@ -7,13 +7,8 @@ the first few are told, and then how many there were.
 import logging
 import time
 
-from hoplite_ucx.transports.errors import (
-    TransportError,
-    WrongClusterError,
-    WrongTlsError,
-    WrongTokenError,
-    WrongVersionError,
-)
+from hoplite_ucx.protocol.errors import Failure
+from hoplite_ucx.transports.errors import ConnectionLostError, HungUpError, TransportError, ViolationError
 
 _log = logging.getLogger("hoplite")
 
@@ -40,6 +35,12 @@ _refusals = _Refusals()
 
 
 def tell_refused(error: TransportError) -> None:
-    """Whoever lacks the token, or is of another cluster or release, should be found; whoever only knocked need not."""
-    if isinstance(error, WrongTokenError | WrongClusterError | WrongVersionError | WrongTlsError):
+    """Whoever lacks the token, is of another cluster or release, or sends garbage should be found; whoever only
+    knocked, or died, need not."""
+    if not isinstance(error, HungUpError | ConnectionLostError):
         _refusals.tell(error, time.monotonic())
+
+
+def tell_malformed(failure: Failure, address: str) -> None:
+    """A peer that has proven the token sends what makes no sense."""
+    tell_refused(ViolationError(failure.detail, address, failure.remedy))

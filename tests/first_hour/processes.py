@@ -1,12 +1,14 @@
 """Starting processes: what they load, who may join, and how they are found."""
 
 import asyncio
+import socket
 import tempfile
 import time
 from pathlib import Path
 from unittest import mock
 
 from hoplite_ucx.runtime import cluster
+from hoplite_ucx.transports.addresses import parse_address, socket_address
 from hoplite_ucx.transports.errors import WrongTokenError
 from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.session import connect
@@ -54,3 +56,17 @@ def no_token() -> str:
             assert mode == 0o600
             return f"{error.detail}; the head made a file for it with mode {mode:o}"
     raise AssertionError("anybody can join")
+
+
+@finding("14a", "sending garbage to the directory's port")
+def garbage() -> str:
+    with (
+        service("--head", "--port", "0") as (head, report),
+        socket.create_connection(parse_address(report["address"])) as stranger,
+    ):
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        address = socket_address(stranger.getsockname())
+        assert head.stderr is not None
+        line = head.stderr.readline()
+    assert address in line
+    return f"it is logged: {line.strip()}"
