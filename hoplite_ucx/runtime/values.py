@@ -46,6 +46,8 @@ from hoplite_ucx.runtime.trees import Step, at
 PIECE = 2 << 20
 """A put is copied in pieces of about this size; whoever waits for the object gets them one by one."""
 
+_SMALL = 4096
+"""An array up to this size is copied in one go."""
 _MAX_SMALL_LEAVES = 256
 """A tree with more numbers and bytes than that is pickled: its layout would outweigh them."""
 _MAX_NODES = MAX_LAYOUT // 8
@@ -68,16 +70,27 @@ class Encoded:
     buffers: list[tuple[int, memoryview]] = field(default_factory=list)
 
     def copy_into(self, memory: memoryview) -> Iterator[int]:
-        """Copy piece by piece; yields how many leading bytes are final after each."""
+        """Copy piece by piece; yields how many leading bytes are final, now and then and at the end."""
+        told = 0
+        for done in self._copy(memory):
+            if done - told >= PIECE // 2 and done < self.size:
+                yield done
+                told = done
+        if self.size:
+            yield self.size
+
+    def _copy(self, memory: memoryview) -> Iterator[int]:
         for leaf, array in self.arrays:
-            yield from _copy_array(leaf, array, memory)
+            if array.nbytes <= _SMALL:
+                memory[leaf.offset : leaf.offset + array.nbytes] = array.tobytes("F" if leaf.fortran else "C")
+                yield leaf.offset + array.nbytes
+            else:
+                yield from _copy_array(leaf, array, memory)
         for offset, buffer in self.buffers:
             for start in range(0, len(buffer), PIECE):
                 piece = buffer[start : start + PIECE]
                 memory[offset + start : offset + start + len(piece)] = piece
                 yield offset + start + len(piece)
-        if self.size:
-            yield self.size
 
     def to_bytes(self) -> bytes:
         if len(self.buffers) == 1 and self.buffers[0][0] == 0 and len(self.buffers[0][1]) == self.size:
@@ -238,8 +251,6 @@ def _is_fortran(array: Array) -> bool:
 def _copy_array(leaf: Leaf, array: Array, memory: memoryview) -> Iterator[int]:
     """Contiguous arrays as runs of elements, others block by block along their first axis."""
     target = leaf.on(memory)
-    if array.nbytes == 0:
-        return
     if array.flags.c_contiguous or array.flags.f_contiguous:
         order: Literal["C", "F"] = "F" if leaf.fortran else "C"
         source, target = array.reshape(-1, order=order), target.reshape(-1, order=order)
