@@ -96,9 +96,10 @@ class Cluster:
     def put(self, value: object, *, ref: ObjectRef | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> ObjectRef:
         """Store a value, and return its ref.
 
-        A numpy array, or a dict, list or tuple of arrays (nested too), is stored as it is and can be reduced; any other
-        value is pickled. The value may be changed after `put` returns. A second put of a ref is ignored: the object
-        that it has already stays, and no error is raised.
+        A numpy array or number, a Python number, or a dict, list, tuple or named tuple of them (nested too) is stored
+        as it is and can be reduced. Bytes, bytearrays and memoryviews are stored as they are; any other value is
+        pickled. `get` returns what was put, with the keys of dicts in their order. The value may be changed after `put`
+        returns. A second put of a ref is ignored: the object that it has already stays, and no error is raised.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -221,8 +222,12 @@ class Cluster:
         """Combine the first `count` of these objects that are ready (all, if it is not given), element by element.
 
         Returns at once with the ref of a result that is still to come; `ref` gives it a name made before. The
-        operations: sum, prod, min, max, mean, and, or, xor. Objects must be arrays, or trees of arrays, of one dtype
-        and shape. The `timeout` is for handing in the request.
+        operations: sum, prod, min, max, mean, and, or, xor. The `timeout` is for handing in the request.
+
+        Objects must be arrays, numbers, or trees of them, and all have the same dtypes, shapes and keys. Dicts may have
+        their keys in any order: the result has the order, and the types of dicts, named tuples and numbers, of its
+        first contributor. The arithmetic is numpy's in the sources' own dtype, so sums may overflow without an error:
+        `uint8` sums from 256 on, and those of Python's ints, which are reduced as int64, beyond 63 bits.
         """
         return self._reduce(refs, op, count, ref, timeout, everywhere=False)
 
