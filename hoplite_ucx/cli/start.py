@@ -9,7 +9,8 @@ import typer
 
 from hoplite_ucx.cli.quantities import bandwidth_option, format_size, size_option
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime.cluster import AGENT, default_memory
+from hoplite_ucx.runtime.cluster import AGENT
+from hoplite_ucx.runtime.host_memory import store_limit
 from hoplite_ucx.runtime.inspection import token_towards
 from hoplite_ucx.runtime.service import Service, ServicePlan
 from hoplite_ucx.runtime.tokens import head_token
@@ -53,10 +54,9 @@ def start(
         problem = f"others must be able to reach {host}: give one of this host's own addresses"
         raise typer.BadParameter(problem, param_hint="--host")
     try:
+        limit = store_limit(memory)
         token, token_file = head_token() if head else (token_towards(address or ""), None)
-        plan = ServicePlan(
-            token=token, memory=memory or default_memory(), address=address, host=host, port=port, rate=rate
-        )
+        plan = ServicePlan(token=token, memory=limit, address=address, host=host, port=port, rate=rate)
         service = Service(plan, lambda text: typer.echo(text, err=True))
         service.start()
     except HopliteError as error:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
-from hoplite_ucx.protocol.settings import GIB
 from hoplite_ucx.runtime import processes, wire
 from hoplite_ucx.runtime.addresses import LOOPBACK_RATE, resolved
 from hoplite_ucx.runtime.client import Client
@@ -60,11 +59,6 @@ class Attachment:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def default_memory() -> int:
-    """4 GiB, or half of what this machine has."""
-    return min(4 * GIB, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
 
 def start_embedded(memory: int, token: bytes | None, variables: Mapping[str, str]) -> Attachment:

@@ -10,6 +10,7 @@ from hoplite_ucx.runtime.api import Cluster
 from hoplite_ucx.runtime.checks import check_memory, check_path, check_text, invalid
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import Attachment
+from hoplite_ucx.runtime.host_memory import store_limit
 from hoplite_ucx.runtime.membership import Membership
 from hoplite_ucx.runtime.tokens import read_token_file
 from hoplite_ucx.transports import configuration
@@ -122,7 +123,7 @@ def _way_to(
     if where is None:
         if agent is not None:
             raise invalid("agent is for a cluster that runs already", "give its address, too")
-        return partial(clusters.start_embedded, limit or clusters.default_memory(), secret, variables)
+        return partial(clusters.start_embedded, store_limit(limit), secret, variables)
     if memory is not None:
         raise invalid("memory is for a private cluster", "give the limit to `hoplite start` instead")
     if config is not None:

@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from hoplite_ucx.runtime import cluster
+import hoplite_ucx as hoplite
+from hoplite_ucx.errors import InvalidRequestError
+from hoplite_ucx.runtime import cluster, host_memory
 from hoplite_ucx.transports.addresses import parse_address, socket_address
 from hoplite_ucx.transports.errors import WrongTokenError
 from hoplite_ucx.transports.handshake import Identity, Kind
@@ -70,3 +72,13 @@ def garbage() -> str:
         line = head.stderr.readline()
     assert address in line
     return f"it is logged: {line.strip()}"
+
+
+@finding("14b", "init(memory='900GiB') on a smaller host")
+def too_much_memory() -> str:
+    with mock.patch.object(host_memory, "host_memory", return_value=24 << 30):
+        try:
+            hoplite.connect(memory="900GiB")
+        except InvalidRequestError as error:
+            return str(error)
+    raise AssertionError("it is taken silently")
