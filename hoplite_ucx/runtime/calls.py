@@ -29,9 +29,10 @@ _DELETED_AT_ONCE = 1000
 
 
 class Question(NamedTuple):
-    """A request, but for the number of its call, and how long the caller will wait for what it asks for."""
+    """What to ask, and how long the caller will wait for the answer. The request is made when it is sent, of the number
+    of the call and the time that is left."""
 
-    request: Callable[[int], wire.Request]
+    request: Callable[[int, float | None], wire.Request]
     timeout: float | None
 
 
@@ -42,7 +43,9 @@ Steps: TypeAlias = Generator[Question, wire.Reply, R]
 def put_small(ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool) -> Steps[None]:
     """Of an object that goes to the agent by copy."""
     data = encoded.to_bytes()
-    yield Question(lambda call: wire.PutRequest(call, ref, encoded.size, encoded.layout, data, timeout, fresh), timeout)
+    yield Question(
+        lambda call, left: wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh), timeout
+    )
 
 
 def wait(
@@ -55,7 +58,7 @@ def wait(
     if len(by_name) != len(given):
         raise invalid("a ref stands more than once in the list", "give each ref once")
     names = tuple(by_name)
-    reply = yield Question(lambda call: wire.WaitRequest(call, names, needed, seconds), seconds)
+    reply = yield Question(lambda call, left: wire.WaitRequest(call, names, needed, left), seconds)
     assert isinstance(reply, wire.Ready)
     return [by_name[name] for name in reply.ready], [by_name[name] for name in reply.rest]
 
@@ -91,7 +94,7 @@ def delete(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Step
 
 
 def _deletion(names: tuple[bytes, ...], timeout: float | None) -> Question:
-    return Question(lambda call: wire.DeleteRequest(call, names, timeout), timeout)
+    return Question(lambda call, left: wire.DeleteRequest(call, names, left), timeout)
 
 
 def reduce(
@@ -117,7 +120,7 @@ def reduce(
     names = tuple(source.binary for source in sources)
     is_near(target.binary)
     yield Question(
-        lambda call: wire.ReduceRequest(call, target.binary, names, how, needed, seconds, everywhere), seconds
+        lambda call, left: wire.ReduceRequest(call, target.binary, names, how, needed, left, everywhere), seconds
     )
     return target
 
@@ -125,7 +128,7 @@ def reduce(
 def contributors(ref: ObjectRef, timeout: float | None) -> Steps[list[ObjectRef]]:
     seconds = check_timeout(timeout)
     name = one_ref(ref).binary
-    reply = yield Question(lambda call: wire.ContributorsRequest(call, name, seconds), seconds)
+    reply = yield Question(lambda call, left: wire.ContributorsRequest(call, name, left), seconds)
     assert isinstance(reply, wire.References)
     return [ObjectRef(name) for name in reply.refs]
 

@@ -181,14 +181,14 @@ class Client:
             return result
 
     def status(self, timeout: float = 5.0, *, history: bool = False) -> dict[str, Any]:
-        reply = self._ask(lambda call: wire.StatusRequest(call, history), timeout)
+        reply = self._ask(lambda call, _: wire.StatusRequest(call, history), timeout)
         assert isinstance(reply, wire.Report)
         return reply.status
 
     # --- connections -------------------------------------------------------------------------------------------
 
     def _directory_at(self) -> wire.DirectoryAt:
-        reply = self._ask(wire.DirectoryRequest, _DIRECTORY_SECONDS)
+        reply = self._ask(lambda call, _: wire.DirectoryRequest(call), _DIRECTORY_SECONDS)
         assert isinstance(reply, wire.DirectoryAt)
         return reply
 
@@ -220,12 +220,13 @@ class Client:
         if self._pid != os.getpid():
             raise forked()
 
-    def _ask(self, make: Callable[[int], wire.Request], timeout: float | None) -> wire.Reply:
+    def _ask(self, make: Callable[[int, float | None], wire.Request], timeout: float | None) -> wire.Reply:
         deadline = give_up_at(timeout)
         connection = self._connection(deadline)
         call = connection.next_call()
         with _Calls(connection, {call}):
-            connection.send_frames(self.with_releases(connection, call, make(call)), deadline)
+            request = make(call, left_until(deadline))
+            connection.send_frames(self.with_releases(connection, call, request), deadline)
             return self._reply(connection, {call}, deadline)
 
     def _ask_many(
@@ -434,7 +435,7 @@ class OpenPut:
         self._client = client
         self._connection = connection
         self._call = call
-        self._workspace = workspace
+        self._workspace: shm.Workspace | None = workspace
         self._size = size
         self._allowance = allowance
         self.memory = workspace.array.data[:size]
@@ -457,18 +458,23 @@ class OpenPut:
                 self._connection.send(wire.PutEnd(self._call), deadline)
                 reply = self._client._reply(self._connection, {self._call}, deadline)
         finally:
-            self._connection.close()
+            self.abort()
         assert isinstance(reply, wire.Stored)
         return reply.existing
 
     def abort(self) -> None:
-        """Nothing was put. The agent sees the connection end."""
+        """Unless it is finished, nothing was put: the agent sees the connection end. The memory stays for its user, and
+        the descriptor is closed."""
         self._connection.close()
+        self._workspace = None
 
     def _settle(self, watermark: int) -> int:
         self._client.check_open()
+        workspace = self._workspace
+        if workspace is None:
+            raise closed("this put has ended", "create another draft")
         try:
-            return self._workspace.settle(len(self._workspace.array) if watermark == self._size else watermark)
+            return workspace.settle(len(workspace.array) if watermark == self._size else watermark)
         except OSError as error:
             raise _no_memory(error) from error
 

@@ -19,7 +19,7 @@ from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.background import DaemonPool
 from hoplite_ucx.runtime.calls import PutRun, Question, Steps, put_small
-from hoplite_ucx.runtime.client import AT_ONCE, GRACE, Client
+from hoplite_ucx.runtime.client import AT_ONCE, GRACE, Client, left_until
 from hoplite_ucx.runtime.connection import PING, QUIET, Connection, late
 
 R = TypeVar("R")
@@ -63,7 +63,7 @@ class LoopCalls:
             return result
 
     async def get_one(self, ref: bytes, timeout: float | None) -> Got:
-        reply, memory = await self._ask(Question(lambda call: wire.GetRequest(call, ref, timeout), timeout))
+        reply, memory = await self._ask(Question(lambda call, left: wire.GetRequest(call, ref, left), timeout))
         assert isinstance(reply, wire.Value)
         return memory, reply.layout
 
@@ -167,7 +167,8 @@ class _Session:
         call = self.connection.next_call()
         answer = self._calls[call] = asyncio.get_running_loop().create_future()
         try:
-            self._send(self._client.with_releases(self.connection, call, question.request(call)))
+            request = question.request(call, left_until(None if deadline == inf else deadline))
+            self._send(self._client.with_releases(self.connection, call, request))
             # It is asked just now, and has the grace whenever that is.
             return await self._await(answer, max(deadline, time.monotonic() + GRACE))
         finally:

@@ -16,7 +16,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from hoplite_ucx.errors import ClosedError, GetTimeoutError
-from hoplite_ucx.runtime import async_api, client, connection, current
+from hoplite_ucx.runtime import async_api, client, connection, current, looped
 from hoplite_ucx.runtime.background import DaemonPool
 
 LIMIT = 0.1
@@ -194,3 +194,58 @@ def test_a_shutdown_ends_what_other_threads_wait_for() -> None:
     assert when - began < 0.5
     with pytest.raises(ClosedError, match="shut down"):
         draft.seal()
+
+
+class Clock:
+    """A clock that can be set forward."""
+
+    forward = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.forward
+
+
+SLOW_CALLS: dict[str, Callable[[], object]] = {
+    "get": lambda: hoplite.get(THERE, timeout=60),
+    "get many": lambda: hoplite.get([THERE, THERE], timeout=60),
+    "put": lambda: hoplite.put(1, timeout=60),
+    "put of much": lambda: hoplite.put(LARGE, timeout=60),
+    "create": lambda: hoplite.create(LARGE.shape, timeout=60),
+    "wait": lambda: hoplite.wait([THERE], timeout=60),
+    "delete": lambda: hoplite.delete(hoplite.new_ref(), timeout=60),
+    "reduce": lambda: hoplite.reduce([hoplite.new_ref()], timeout=60),
+    "aio get": lambda: asyncio.run(aio.get(THERE, timeout=60)),
+    "aio put": lambda: asyncio.run(aio.put(1, timeout=60)),
+    "aio wait": lambda: asyncio.run(aio.wait([THERE], timeout=60)),
+}
+THERE = hoplite.new_ref()
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("what", SLOW_CALLS)
+def test_an_agent_is_given_what_is_left_of_the_time(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took 50 s to greet: then it may take 10 s for the rest, and not a minute once more."""
+    hoplite.put(1, ref=THERE)
+    clock, asked = Clock(), []
+    connect, frames = client.Client._connect, client.Client.with_releases
+
+    def connect_slowly(*arguments: Any) -> connection.Connection:
+        made = connect(*arguments)
+        clock.forward += 50
+        return made
+
+    def note(ours: Any, on: Any, call: int, request: Any) -> bytes:
+        if hasattr(request, "timeout"):
+            asked.append(request.timeout)
+        return frames(ours, on, call, request)
+
+    monkeypatch.setattr(client, "time", clock)
+    monkeypatch.setattr(looped, "time", clock)
+    monkeypatch.setattr(client.Client, "_connect", connect_slowly)
+    monkeypatch.setattr(client.Client, "with_releases", note)
+    monkeypatch.setattr(current.client().reader, "look", lambda *_: None)
+    thread = threading.Thread(target=SLOW_CALLS[what])  # without a connection
+    thread.start()
+    thread.join(30)
+    assert asked
+    assert asked == [pytest.approx(10, abs=3)] * len(asked)
