@@ -42,7 +42,8 @@ class Draft:
     def advance(self, nbytes: int) -> None:
         """Say that this many leading bytes are final: whoever waits for the object may have them already.
 
-        As after `seal`, nobody else sees what is written there later.
+        What is less than a page of memory is handed on with the next bytes, or at the end. What was handed on is safe
+        as after `seal`: nobody else sees what is written there later. If this fails, the draft is given up.
         """
         given: object = nbytes
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= self.array.nbytes:

@@ -15,7 +15,7 @@ import pytest
 
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
-from hoplite_ucx.errors import ClosedError, GetTimeoutError
+from hoplite_ucx.errors import ClosedError, GetTimeoutError, InvalidRequestError
 from hoplite_ucx.runtime import async_api, client, connection, current, looped
 from hoplite_ucx.runtime.background import DaemonPool
 
@@ -94,6 +94,11 @@ def test_a_stopped_agent_holds_no_draft_up(agent: int) -> None:
     draft = hoplite.create(LARGE.shape, timeout=LIMIT)
     with stopped(agent):
         assert_late(draft.seal)
+    eager = hoplite.create(LARGE.shape, timeout=LIMIT)
+    with stopped(agent):
+        assert_late(lambda: [eager.advance(8) for _ in range(100_000)])  # more than fits into the socket
+    with pytest.raises(InvalidRequestError, match="given up"):
+        eager.seal()
 
 
 @pytest.mark.parametrize("value", ["small", LARGE])

@@ -2,6 +2,7 @@
 final."""
 
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from hoplite_ucx.transports import shm
 from tests.runtime.test_faults import without_address
 
 SIZE = 1 << 20
-PAGE = 4096
+PAGE = mmap.PAGESIZE
 SECONDS = 20.0
 
 
