@@ -12,10 +12,12 @@ from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.processes import Child
 from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 from hoplite_ucx.runtime.workers import socket_name
+from hoplite_ucx.transports.addresses import parse_address
+from tests.tools.waiting import HANG
 
 TOKEN = b"a token for tests"
 RATE = 2e9
-SECONDS = 20.0
+SECONDS = HANG
 
 
 @dataclass(slots=True)
@@ -76,27 +78,44 @@ class Live:
     directory: Child
     hosts: list[Host]
 
+    def kill_directory(self) -> None:
+        self.directory.process.kill()
+        self.directory.stop()
+
+    def restart_directory(self) -> None:
+        """At the same address: the cluster must be one with its own (see `own_address`)."""
+        host, port = parse_address(self.address)
+        task = directory_task(TOKEN, host, port, cluster=self.directory.report["cluster"], successor=True)
+        self.directory = spawn("directory", task)
+
     @property
     def address(self) -> str:
         return str(self.directory.report["address"])
 
     def add_host(self, memory: int = 1 << 30) -> Host:
         task = agent_task(self.address, TOKEN, memory, RATE, "127.0.0.1")
-        agent = processes.spawn("agent", task, tied_to_thread=True)
+        agent = spawn("agent", task)
         host = Host(agent, Client(socket_name(agent.report["cluster"], agent.report["agent"])))
         self.hosts.append(host)
         return host
 
 
+def spawn(role: str, task: dict[str, Any]) -> Child:
+    process = processes.start(role, tied_to_thread=True)
+    processes.tell(process, task)
+    return processes.await_ready(role, process, HANG)
+
+
 @contextlib.contextmanager
-def live_cluster(count: int, memory: int = 1 << 30) -> Iterator[Live]:
+def live_cluster(count: int, memory: int = 1 << 30, host: str = "127.0.0.1") -> Iterator[Live]:
+    """`host` is where the directory listens."""
     starting = [processes.start("agent", tied_to_thread=True) for _ in range(count)]
-    live = Live(processes.spawn("directory", directory_task(TOKEN), tied_to_thread=True), [])
+    live = Live(spawn("directory", directory_task(TOKEN, host)), [])
     try:
         for process in starting:
             processes.tell(process, agent_task(live.address, TOKEN, memory, RATE, "127.0.0.1"))
         for process in starting:
-            agent = processes.await_ready("agent", process)
+            agent = processes.await_ready("agent", process, HANG)
             live.hosts.append(Host(agent, Client(socket_name(agent.report["cluster"], agent.report["agent"]))))
         yield live
     finally:

@@ -17,6 +17,7 @@ from hoplite_ucx import aio
 from hoplite_ucx.errors import ClosedError
 from hoplite_ucx.runtime import current, looped, wire
 from tests.runtime.test_aio import Run, both_loops, under_way
+from tests.tools.waiting import HANG, eventually
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_open_calls_end_with_the_agent(run: Run, own_cluster: int) -> None:
         gets = waiting(3, timeout=None)
         await under_way(3)
         os.kill(own_cluster, signal.SIGKILL)
-        for outcome in await asyncio.wait_for(asyncio.gather(*gets, return_exceptions=True), 10):
+        for outcome in await asyncio.wait_for(asyncio.gather(*gets, return_exceptions=True), HANG):
             assert isinstance(outcome, ClosedError)
         with pytest.raises(ClosedError):
             await aio.get(hoplite.new_ref())
@@ -56,7 +57,7 @@ def test_open_calls_end_with_the_runtime(run: Run) -> None:
         gets = waiting(3, timeout=None)
         await under_way(3)
         await aio.shutdown()
-        for outcome in await asyncio.wait_for(asyncio.gather(*gets, return_exceptions=True), 10):
+        for outcome in await asyncio.wait_for(asyncio.gather(*gets, return_exceptions=True), HANG):
             assert isinstance(outcome, ClosedError)
             assert "shut down" in str(outcome)
 
@@ -64,17 +65,19 @@ def test_open_calls_end_with_the_runtime(run: Run) -> None:
 
 
 def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looped, "QUIET", 2.0)
+    monkeypatch.setattr(looped, "QUIET", 1.0)
 
     async def main() -> None:
         (get,) = waiting(1, timeout=None)
-        await under_way(1)
-        await asyncio.sleep(5)  # it is asked, and answers
+        (session,) = (await under_way(1))._sessions
+        for is_asked in (True, False):  # and then it has answered
+            while (session._pinged is not None) is not is_asked:
+                await asyncio.sleep(0.01)
         assert not get.done()
         os.kill(own_cluster, signal.SIGSTOP)
         try:
             with pytest.raises(ClosedError, match="does not answer"):
-                await asyncio.wait_for(get, 30)
+                await asyncio.wait_for(get, HANG)
         finally:
             os.kill(own_cluster, signal.SIGCONT)
 
@@ -85,18 +88,21 @@ def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, m
 @pytest.mark.usefixtures("own_cluster")
 def test_a_loop_that_was_held_up_blames_nobody(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looped, "GRACE", 0.3)
-    monkeypatch.setattr(looped, "QUIET", 0.2)
+    monkeypatch.setattr(looped, "QUIET", 1.0)
 
     async def main() -> None:
         refs = [await aio.put(np.full(1 << 16, index)) for index in range(20)]
         later = hoplite.new_ref()
-        waits = asyncio.create_task(aio.get(later, timeout=None))
+        await aio.get(refs[0])  # the loop has a connection now
         gets = [asyncio.create_task(aio.get(ref, timeout=0.1)) for ref in refs]
+        waits = asyncio.create_task(aio.get(later, timeout=None))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        time.sleep(1)
+        # The last one waits, so the agent has answered all others, and nobody here has read that.
+        eventually(lambda: current.client().status()["calls"] == 1)
+        time.sleep(1.2)
         assert [int(value[0]) for value in await asyncio.gather(*gets)] == list(range(20))
-        time.sleep(1)
+        time.sleep(1.2)
         await aio.put("there", ref=later)
         assert await waits == "there"
 
@@ -132,18 +138,15 @@ def test_what_a_closed_connection_never_read_is_not_held(own_cluster: int) -> No
     kept = hoplite.get(ref)
     for ask_more in (False, True):
         connection = client.connect_watched()
-        connection.send(wire.GetRequest(connection.next_call(), ref.binary, 5.0))
-        assert select.select([connection], [], [], 5)[0]
+        connection.send(wire.GetRequest(connection.next_call(), ref.binary, HANG))
+        assert select.select([connection], [], [], HANG)[0]
         assert pins() == 2
         os.kill(own_cluster, signal.SIGSTOP)
         if ask_more:
             connection.send(wire.Cancel(connection.next_call()))
         connection.close()
         os.kill(own_cluster, signal.SIGCONT)
-        deadline = time.monotonic() + 5
-        while pins() > 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: pins() <= 1)
     assert not kept.any()
 
 
@@ -153,8 +156,8 @@ def test_what_a_closed_connection_did_read_is_held() -> None:
     ref = hoplite.put(np.ones(1 << 17))
     client = current.client()
     connection = client.connect_watched()
-    connection.send(wire.GetRequest(connection.next_call(), ref.binary, 5.0))
-    value = connection.receive(time.monotonic() + 5)
+    connection.send(wire.GetRequest(connection.next_call(), ref.binary, HANG))
+    value = connection.receive(time.monotonic() + HANG)
     assert isinstance(value, wire.Value)
     kept = client.open_value(connection, value)
     connection.close()
@@ -162,7 +165,4 @@ def test_what_a_closed_connection_did_read_is_held() -> None:
         assert pins() == 1
         time.sleep(0.05)
     del kept
-    deadline = time.monotonic() + 5
-    while pins():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not pins())

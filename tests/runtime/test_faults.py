@@ -14,12 +14,13 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, HopliteError, ObjectLostError
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime import current, processes
-from hoplite_ucx.runtime.cluster import directory_task
+from hoplite_ucx.runtime import current
 from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 from hoplite_ucx.runtime.scopes import note_made
-from tests.runtime.live import TOKEN, Host, live_cluster
-from tests.runtime.test_cluster import eventually, random_bytes
+from tests.runtime.live import Host, live_cluster
+from tests.runtime.test_cluster import random_bytes
+from tests.tools.loopback import own_address
+from tests.tools.waiting import HANG, eventually
 
 WRITER = """
 import os, sys, time
@@ -67,9 +68,9 @@ def test_a_worker_killed_in_the_middle_of_a_put() -> None:
         eventually(lambda: any(link["bytes"] >= 8 << 20 for link in live.hosts[1].status()["links"]))
         writer.kill()
         writer.wait()
-        thread.join(10)
+        thread.join(HANG)
         assert isinstance(outcome[0], ObjectLostError), outcome
-        assert outcome[0].ref == ref.binary
+        assert outcome[0].ref == ref
         for host in live.hosts:
             eventually(lambda host=host: host.status()["memory"]["used"] <= used)
         data = random_bytes(1 << 20)
@@ -91,9 +92,9 @@ def test_the_only_holder_dies() -> None:
 def test_a_call_under_way_ends_when_the_agent_dies() -> None:
     with live_cluster(1) as live:
         thread, outcome = in_background(lambda: live.hosts[0].get(new_ref(), timeout=None))
-        time.sleep(0.2)
+        eventually(lambda: live.hosts[0].status()["calls"])
         live.hosts[0].kill()
-        thread.join(5)
+        thread.join(HANG)
         assert isinstance(outcome[0], ClosedError)
 
 
@@ -105,7 +106,7 @@ def test_a_relay_dies_in_the_middle_of_a_broadcast() -> None:
         time.sleep(0.03)
         live.hosts[1].kill()
         for thread, _ in waits:
-            thread.join(20)
+            thread.join(HANG)
         assert [outcome for _, outcome in waits[1:]] == [[True], [True]]
 
 
@@ -117,7 +118,7 @@ def test_a_source_dies_in_the_middle_of_a_reduce() -> None:
         thread, outcome = in_background(lambda: live.hosts[0].get(target))
         time.sleep(0.02)
         live.hosts[3].kill()
-        thread.join(20)
+        thread.join(HANG)
         assert isinstance(outcome[0], np.ndarray), outcome
         chosen = [refs.index(ref) for ref in live.hosts[0].contributors(target)]
         assert len(chosen) == 3
@@ -139,7 +140,7 @@ def test_the_host_that_makes_a_mean_dies() -> None:
         eventually(lambda: "reducing" in phases(live.hosts[2]) and "receiving" in phases(live.hosts[4]))
         time.sleep(0.03)
         live.hosts[2].kill()
-        thread.join(20)
+        thread.join(HANG)
         assert isinstance(outcome[0], np.ndarray), outcome
         np.testing.assert_allclose(outcome[0], sum(arrays) / 3, rtol=1e-12)
 
@@ -150,7 +151,7 @@ def test_what_outlives_the_agent_touches_no_other_file(tmp_path: Path) -> None:
         [host] = live.hosts
         array = host.get(host.put(random_bytes(1 << 20)))
         host.kill()
-        host.client._janitor.join(10)
+        host.client._janitor.join(HANG)
         assert not host.client._janitor.is_alive()
         files = [(tmp_path / str(number)).open("wb", buffering=0) for number in range(16)]
         del array
@@ -194,17 +195,13 @@ def test_a_stopped_agent_is_passed_by() -> None:
 
 def test_the_directory_is_restarted() -> None:
     data = random_bytes(4 << 20)
-    with live_cluster(2) as live:
+    with live_cluster(2, host=own_address()) as live:
         ref = live.hosts[0].put(data)
-        port = int(live.address.rsplit(":", 1)[1])
-        cluster = live.directory.report["cluster"]
-        live.directory.process.kill()
-        live.directory.stop()
+        live.kill_directory()
         thread, outcome = in_background(lambda: np.array_equal(live.hosts[1].get(ref), data))
-        time.sleep(0.2)
-        task = directory_task(TOKEN, port=port, cluster=cluster, successor=True)
-        live.directory = processes.spawn("directory", task, tied_to_thread=True)
-        thread.join(15)
+        eventually(lambda: live.hosts[1].status()["calls"])
+        live.restart_directory()
+        thread.join(HANG)
         assert outcome == [True]
         assert live.hosts[0].get(live.hosts[1].put("new")) == "new"
 
@@ -237,7 +234,7 @@ def test_an_embedded_cluster_ends_with_its_process(where: str) -> None:
     process.kill()
     process.wait()
     process.stdout.close()
-    eventually(lambda: not any(alive(child) for child in children), 5)
+    eventually(lambda: not any(alive(child) for child in children))
 
 
 def without_address() -> dict[str, str]:
@@ -319,7 +316,7 @@ def test_an_embedded_cluster_without_its_directory_ends(monkeypatch: pytest.Monk
         thread, outcome = in_background(lambda: hoplite.get(hoplite.new_ref(), timeout=None))
         (directory,) = [c for c in children_of(os.getpid()) if "directory" in Path(f"/proc/{c}/cmdline").read_text()]
         os.kill(directory, signal.SIGKILL)
-        thread.join(15)
+        thread.join(HANG)
         assert isinstance(outcome[0], ClosedError)
         assert "init()" in outcome[0].remedy
         assert "hoplite start" not in outcome[0].remedy
@@ -348,7 +345,7 @@ def test_several_agents_on_one_host_must_be_named() -> None:
         hoplite.init(live.address, agent=live.hosts[1].agent.report["agent"])
         try:
             ref = live.hosts[0].put("over there")
-            assert hoplite.get(ref, timeout=10) == "over there"
+            assert hoplite.get(ref, timeout=HANG) == "over there"
         finally:
             hoplite.shutdown()
 

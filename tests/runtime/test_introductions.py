@@ -1,11 +1,9 @@
 """Nodes that join are introduced to each other, and have their links before the first stream."""
 
-import time
-
 from hoplite_ucx.protocol.messages import Alive, encode
 from hoplite_ucx.runtime.introductions import MOST, introduced, introduction
 from tests.runtime.live import live_cluster
-from tests.runtime.test_cluster import eventually
+from tests.tools.waiting import eventually
 
 
 def test_an_introduction_names_nodes_and_addresses() -> None:
@@ -32,19 +30,15 @@ def test_nobody_is_introduced_to_more_than_a_few() -> None:
 
 def test_a_node_that_is_alone_keeps_its_session() -> None:
     with live_cluster(1) as live:
-        eventually(lambda: live.hosts[0].status()["connected"], 10)
-        for _ in range(10):
-            assert live.hosts[0].status()["connected"]
-            time.sleep(0.05)
+        [host] = live.hosts
+        for number in range(10):  # each is a round trip to the directory, behind whatever it says to those who join
+            assert host.wait([host.put(number)])[1] == []
+            assert host.status()["connected"]
 
 
 def test_links_are_there_before_they_are_needed() -> None:
     with live_cluster(3) as live:
         expected = sorted(["receiving", "sending"] * 2)
-        deadline = time.monotonic() + 10
-        while (sides := [sorted(link["side"] for link in host.status()["links"]) for host in live.hosts]) != [
-            expected
-        ] * 3:
-            assert time.monotonic() < deadline, sides
-            time.sleep(0.02)
+        for host in live.hosts:
+            eventually(lambda host=host: sorted(link["side"] for link in host.status()["links"]) == expected)
         assert not any(link["bytes"] for host in live.hosts for link in host.status()["links"])

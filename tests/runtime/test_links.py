@@ -1,6 +1,5 @@
 """Real agents whose links use what their configuration says: objects and reductions over UCX, over TCP, over both."""
 
-import time
 from importlib.util import find_spec
 from typing import Any
 
@@ -62,9 +61,7 @@ def test_a_host_that_dies_over_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
         ref = first.put(data)
         assert np.array_equal(second.get(ref), data)
         second.kill()
-        began = time.monotonic()
         assert np.array_equal(third.get(ref), data)
-        assert time.monotonic() - began < 15
 
 
 def test_what_is_required_and_missing_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

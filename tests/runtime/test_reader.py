@@ -4,7 +4,6 @@ import contextlib
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,12 +17,23 @@ from hoplite_ucx.runtime.wire import DirectoryAt
 from hoplite_ucx.transports.addresses import socket_address
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.handshake import Identity, Kind, run_blocking, server
-from tests.runtime.test_cluster import eventually
+from tests.tools.waiting import HANG, eventually
 
 TOKEN = b"a token"
 ME = Identity(7, b"", b"cluster")
 R, OTHER = bytes(16), bytes([1]) * 16
 FOUND = Found(Version(R, 5, 1), b"layout", b"abc")
+
+NEVER = 10 * HANG
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories here are threads, which a busy machine may hold up: a limit is short where a test is about it."""
+    monkeypatch.setattr(readers, "_PATIENCE", NEVER)
+    monkeypatch.setattr(readers, "_CONNECT_SECONDS", NEVER)
+    monkeypatch.setattr(readers, "_PAUSE", NEVER)
+
 
 Conduct = Callable[[socket.socket, bytes], None]
 """What a directory does when it is asked for a ref."""
@@ -84,7 +94,7 @@ class FakeDirectory:
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(HANG)
 
 
 @contextlib.contextmanager
@@ -179,16 +189,18 @@ def test_who_has_no_time_does_not_ask() -> None:
         "silence",
     ],
 )
-def test_whatever_is_odd_ends_the_session_and_is_not_tried_again_at_once(conduct: Conduct) -> None:
+def test_whatever_is_odd_ends_the_session_and_is_not_tried_again_at_once(
+    conduct: Conduct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_PATIENCE", 0.25)
     with fake(conduct) as (directory, reader):
         connect(reader)
-        began = time.monotonic()
         assert reader.look(R, None) is None
-        assert time.monotonic() - began < 1.0
         assert not reader.connected
         for _ in range(20):
             assert reader.look(R, None) is None
         wait_for_thread(reader)
+        eventually(lambda: directory.asked)
         assert (len(directory.asked), directory.sessions) == (1, 1)
 
 
@@ -203,38 +215,39 @@ def test_it_comes_back_after_a_pause_that_grows_until_it_is_answered(monkeypatch
         assert reader._pause == pytest.approx(0.05)
 
 
-def test_the_users_time_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_PATIENCE", 5.0)
+def test_the_users_time_limit_holds() -> None:
     with fake(says_nothing) as (_, reader):
         connect(reader)
-        began = time.monotonic()
         assert reader.look(R, 0.02) is None
-        assert time.monotonic() - began < 2.0
 
 
-def test_a_thread_that_finds_the_session_in_use_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_PATIENCE", 3.0)
-    with fake(says_nothing) as (directory, reader):
+def test_a_thread_that_finds_the_session_in_use_does_not_wait() -> None:
+    may_answer = threading.Event()
+
+    def answers_later(sock: socket.socket, ref: bytes) -> None:
+        may_answer.wait(HANG)
+        GIVES_IT(sock, ref)
+
+    with fake(answers_later) as (directory, reader):
         connect(reader)
         first = threading.Thread(target=reader.look, args=(R, None))
         first.start()
         eventually(lambda: directory.asked == [R])
-        began = time.monotonic()
         assert reader.look(OTHER, None) is None
-        assert time.monotonic() - began < 1.5
-        first.join(10)
+        assert first.is_alive()
+        may_answer.set()
+        first.join(HANG)
         assert directory.asked == [R]
 
 
-def test_an_open_question_ends_with_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_PATIENCE", 5.0)
+def test_an_open_question_ends_with_the_reader() -> None:
     with fake(says_nothing) as (directory, reader):
         connect(reader)
         asking = threading.Thread(target=reader.look, args=(R, None))
         asking.start()
         eventually(lambda: directory.asked == [R])
         reader.close()
-        asking.join(2)
+        asking.join(HANG)
         assert not asking.is_alive()
         assert not reader.connected
         assert reader.look(R, None) is None

@@ -1,7 +1,6 @@
 """Slots on real threads: parts in order, rings that hold senders back, streams that end early and resume."""
 
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ from hoplite_ucx.runtime.kernels import Kernel
 from hoplite_ucx.runtime.local import LocalStreams
 from hoplite_ucx.runtime.slots import RING, Combiner, PartSink, Slot
 from hoplite_ucx.runtime.store import Backing, Segment
+from tests.tools.waiting import HANG, eventually
 
 SIZE = 3 * RING
 
@@ -57,7 +57,7 @@ class Output:
         self.slot = Slot(combiner, self.segment, self.kernel, parts, *tell, start=start, divisor=divisor)
 
     def array(self) -> np.ndarray:
-        assert self.done.wait(10)
+        assert self.done.wait(HANG)
         return np.frombuffer(bytes(self.segment.memory), np.float64)
 
 
@@ -84,7 +84,7 @@ def test_a_growing_part_is_copied_without_a_kernel(combiner: Combiner) -> None:
     growing.memory[:] = one.tobytes()
     growing.raise_watermark(12_345)
     growing.raise_watermark(SIZE)
-    assert done.wait(10)
+    assert done.wait(HANG)
     assert bytes(target.memory) == one.tobytes()
 
 
@@ -151,7 +151,7 @@ def test_a_part_waits_for_the_one_before_it(combiner: Combiner) -> None:
     assert early.watermark() == 0
     assert not grown.is_set()
     feed(late, first.tobytes(), 0, SIZE)
-    assert grown.wait(5)
+    assert grown.wait(HANG)
     while at < SIZE:
         at = feed(early, second.tobytes(), at, SIZE)
     assert np.array_equal(output.array(), (own + first) + second)
@@ -204,7 +204,7 @@ def test_the_watermark_follows_growing_parts(combiner: Combiner) -> None:
     output.segment.subscribe(risen.set)
     growing.memory[:] = other.tobytes()
     growing.raise_watermark(SIZE // 2 + 3)
-    assert risen.wait(5)
+    assert risen.wait(HANG)
     growing.raise_watermark(SIZE)
     assert np.array_equal(output.array(), own + other)
 
@@ -217,8 +217,8 @@ def test_a_slot_fed_from_its_own_node(combiner: Combiner) -> None:
     ends: list[int] = []
     streams.receive((1, 1), output.slot.sink(1), 0, SIZE, lambda end: (ends.append(end), received.set()))
     streams.serve((1, 1), segment(other), served.set)
-    assert received.wait(10)
-    assert served.wait(10)
+    assert received.wait(HANG)
+    assert served.wait(HANG)
     assert ends == [SIZE]
     assert np.array_equal(output.array(), own + other)
 
@@ -227,7 +227,7 @@ def test_a_local_stream_that_nobody_receives_is_closed(combiner: Combiner) -> No
     streams = LocalStreams(combiner.executor)
     served = threading.Event()
     streams.serve((1, 2), segment(arrays(1)[0]), served.set)
-    assert served.wait(5)
+    assert served.wait(HANG)
 
 
 def test_a_local_stream_is_cancelled(combiner: Combiner) -> None:
@@ -237,7 +237,7 @@ def test_a_local_stream_is_cancelled(combiner: Combiner) -> None:
     received = threading.Event()
     streams.receive((1, 3), output.slot.sink(1), 0, SIZE, lambda _: received.set())
     streams.cancel((1, 3))
-    assert received.wait(5)
+    assert received.wait(HANG)
 
 
 def test_a_kernel_that_raises_ends_the_slot_and_is_told_once(combiner: Combiner) -> None:
@@ -284,7 +284,7 @@ def test_a_stream_behind_one_local_part_waits_in_the_output(combiner: Combiner) 
     feed(sink, other.tobytes(), 0, own.nbytes)
     assert sink.watermark() == output.watermark() == 0
     late.raise_watermark(own.nbytes)
-    assert done.wait(10)
+    assert done.wait(HANG)
     assert np.array_equal(output.array.view(np.float64), own + other)
 
 
@@ -304,7 +304,7 @@ def test_bytes_that_come_while_the_slot_is_busy_otherwise_are_combined(
         monkeypatch.undo()
         thread = threading.Thread(target=sink.arrived, args=(SIZE,))
         thread.start()
-        thread.join(10)
+        thread.join(HANG)
 
     if busy == "a stream ends":
         monkeypatch.setattr(combiner, "return_ring", lambda _: last_bytes_come())
@@ -313,8 +313,4 @@ def test_bytes_that_come_while_the_slot_is_busy_otherwise_are_combined(
         made = PartSink
         monkeypatch.setattr("hoplite_ucx.runtime.slots.PartSink", lambda *of: (last_bytes_come(), made(*of))[1])
         output.slot.sink(1)
-    for _ in range(1000):
-        if sink.watermark() == SIZE:
-            return
-        time.sleep(0.01)
-    pytest.fail(f"combined as far as {sink.watermark()}")
+    eventually(lambda: sink.watermark() == SIZE)

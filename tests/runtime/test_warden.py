@@ -6,15 +6,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
 
 from hoplite_ucx.runtime.warden import _connections, post_warden
-
-_SECONDS = 10.0
+from tests.tools.waiting import HANG, eventually
 
 # Its main thread can end alone: the process then lives on with its other thread, as one does whose memory is still
 # being unmapped, and its descriptors stay open.
@@ -60,21 +59,12 @@ def watched(with_warden: bool = True, stderr: socket.socket | None = None) -> It
             )
         )
         stack.callback(process.kill)
-        server.settimeout(_SECONDS)
+        server.settimeout(HANG)
         link = stack.enter_context(server.accept()[0])
-        link.settimeout(_SECONDS)
+        link.settimeout(HANG)
         assert process.stdout is not None
         warden, listening = map(int, process.stdout.readline().split())
         yield Watched(process, warden, listening, link)
-
-
-def _comes_true(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + _SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def _is_gone(pid: int) -> bool:
@@ -97,7 +87,7 @@ def test_the_port_refuses_while_the_process_is_still_ending() -> None:
         it.end_main_thread()
         assert it.link.recv(1) == b""
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", it.port), _SECONDS)
+            socket.create_connection(("127.0.0.1", it.port), HANG)
 
 
 def test_without_a_warden_they_stay_open() -> None:
@@ -114,7 +104,7 @@ def test_the_warden_ends_with_its_process() -> None:
         assert not _is_gone(it.warden)
         it.process.kill()
         assert it.link.recv(1) == b""
-        assert _comes_true(lambda: _is_gone(it.warden))
+        eventually(lambda: _is_gone(it.warden))
 
 
 def test_a_socket_that_it_shares_with_others_stays_open() -> None:
@@ -123,9 +113,9 @@ def test_a_socket_that_it_shares_with_others_stays_open() -> None:
     with heard, ours, watched(stderr=ours) as it:
         it.process.kill()
         assert it.link.recv(1) == b""
-        assert _comes_true(lambda: _is_gone(it.warden))
+        eventually(lambda: _is_gone(it.warden))
         ours.send(b"it was killed")
-        heard.settimeout(_SECONDS)
+        heard.settimeout(HANG)
         assert heard.recv(99) == b"it was killed"
 
 
@@ -142,12 +132,12 @@ def test_nothing_but_a_kill_ends_the_warden_before() -> None:
 def test_a_process_goes_on_without_its_warden() -> None:
     with watched() as it:
         os.kill(it.warden, signal.SIGKILL)
-        assert _comes_true(lambda: _is_gone(it.warden))
+        eventually(lambda: _is_gone(it.warden))
         it.link.settimeout(0.2)
         with pytest.raises(TimeoutError):
             it.link.recv(1)
         it.process.kill()
-        it.link.settimeout(_SECONDS)
+        it.link.settimeout(HANG)
         assert it.link.recv(1) == b""
 
 
