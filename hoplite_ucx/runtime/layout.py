@@ -322,7 +322,7 @@ def kind_of(dtype: np.dtype[Any]) -> str:
 def dtype_name(description: Any) -> str:
     """For people; needs no ml_dtypes."""
     try:
-        return description if description in EXTENSIONS else dtype_of(description).name
+        return description if isinstance(description, str) and description in EXTENSIONS else dtype_of(description).name
     except _UNREADABLE:
         return "an unknown dtype"
 

@@ -4,6 +4,7 @@ Nothing is built from a layout here, and no class of a user's is looked for: age
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import TypeAlias
 
@@ -86,6 +87,7 @@ def _step(node: Inner, index: int) -> Step:
             return f"[{index}]"
 
 
+@lru_cache(16)
 def difference(one: bytes, other: bytes) -> str | None:
     """Why objects of these two layouts cannot be reduced together, or None: their forms are the same."""
     try:

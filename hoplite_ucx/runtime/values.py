@@ -9,7 +9,7 @@ import importlib
 import pickle
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeGuard
 
@@ -111,6 +111,8 @@ def encode(value: object) -> Encoded:
         array, kind = found
         leaf, layout = array_layout(array.dtype, array.shape, _is_fortran(array), kind)
         return Encoded(array.nbytes, layout, arrays=[(leaf, array)])
+    if not isinstance(value, dict | list | tuple):
+        return _encode_bundle(value, _a(value))
     try:
         return _encode_tree(value)
     except _NotATreeError as reason:
@@ -279,7 +281,7 @@ class _NotATreeError(Exception):
         """Its end first."""
 
     def __str__(self) -> str:
-        return f"{self._what}{at(self.path[::-1]) if self._somewhere else ''}"[:MAX_BECAUSE]
+        return f"{self._what}{at(self.path[::-1]) if self._somewhere else ''}"
 
 
 class _Walk:
@@ -388,7 +390,7 @@ def _a(value: object) -> str:
     return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def _encode_tree(value: object) -> Encoded:
+def _encode_tree(value: Collection[object]) -> Encoded:
     walk = _Walk()
     structure = walk.inner(value)
     if not walk.leaves:
@@ -457,7 +459,7 @@ def _encode_bundle(value: object, because: str) -> Encoded:
         buffers.append((start, view))
         extents.append((start, len(view)))
         end = start + len(view)
-    layout = encode_layout(BundleLayout(len(data), tuple(extents), because))
+    layout = encode_layout(BundleLayout(len(data), tuple(extents), because[:MAX_BECAUSE]))
     if len(layout) > MAX_LAYOUT:
         raise _invalid(f"an object with {len(extents)} buffers has a layout over {MAX_LAYOUT} bytes", "put it in parts")
     return Encoded(end, layout, buffers=buffers)

@@ -34,6 +34,7 @@ DIFFERENT: list[tuple[Any, Any, str]] = [
     ({"w": W}, {"w": np.asfortranarray(W)}, "float32[3, 4] and float32[3, 4] in Fortran order at ['w']"),
     ([W, {3: (W, W)}], [W, {3: (W, np.zeros(2))}], "float32[3, 4] and float64[2] at [1][3][1]"),
     (Point(W, [1.0]), Point(W, [1]), "float and int at .y[0]"),
+    (np.zeros(2, "f4,i8"), np.zeros(3, "f4,i8"), "void96[2] and void96[3]"),
     ([np.float32(1)], [W], "float32 and float32[3, 4] at [0]"),
     (W, [W], "float32[3, 4] and a list"),
     ({"a": [W]}, {"a": (W,)}, "a list and a tuple at ['a']"),

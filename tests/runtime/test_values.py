@@ -311,7 +311,10 @@ def test_why_it_is_one_is_never_long() -> None:
     deep: object = {"x" * 10_000: "text"}
     for _ in range(30):
         deep = {"y" * 50: deep}
-    assert len(values.encode(deep).layout) < 400
+    for value in (deep, type("X" * 1000, (), {"__reduce__": lambda _: (str, ())})()):
+        encoded = values.encode(value)
+        assert decode_layout(encoded.layout, encoded.size)
+        assert len(encoded.layout) < 400
 
 
 def test_buffers_of_a_pickle_are_not_copied() -> None:
