@@ -22,6 +22,7 @@ __all__ = [
     "delete",
     "gather",
     "get",
+    "info",
     "init",
     "is_initialized",
     "new_ref",
@@ -56,6 +57,7 @@ put_many = current.default.aio.put_many
 get = current.default.aio.get
 gather = current.default.aio.gather
 wait = current.default.aio.wait
+info = current.default.aio.info
 as_completed = current.default.aio.as_completed
 delete = current.default.aio.delete
 reduce = current.default.aio.reduce

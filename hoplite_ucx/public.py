@@ -17,6 +17,7 @@ from hoplite_ucx.runtime import current as _current
 from hoplite_ucx.runtime.api import Cluster
 from hoplite_ucx.runtime.current import cluster, connect, init, is_initialized, shutdown
 from hoplite_ucx.runtime.drafts import Draft
+from hoplite_ucx.runtime.object_info import ObjectInfo, ObjectState
 from hoplite_ucx.runtime.refs import ObjectRef, new_ref, ref_for
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "InternalError",
     "InvalidRequestError",
     "ObjectDeletedError",
+    "ObjectInfo",
     "ObjectLostError",
     "ObjectRef",
+    "ObjectState",
     "PutAbortedError",
     "StaleError",
     "StoreFullError",
@@ -42,6 +45,7 @@ __all__ = [
     "delete",
     "gather",
     "get",
+    "info",
     "init",
     "is_initialized",
     "new_ref",
@@ -60,6 +64,7 @@ put_many = _current.default.put_many
 get = _current.default.get
 gather = _current.default.gather
 wait = _current.default.wait
+info = _current.default.info
 as_completed = _current.default.as_completed
 delete = _current.default.delete
 reduce = _current.default.reduce

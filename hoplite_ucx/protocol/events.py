@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, Version
-from hoplite_ucx.protocol.messages import Operation, StreamFault, ToDirectory, ToNode, ToPeer
+from hoplite_ucx.protocol.messages import Description, Operation, StreamFault, ToDirectory, ToNode, ToPeer
 
 
 class _Local(Struct, frozen=True):
@@ -133,6 +133,12 @@ class ContributorsCall(_Local, frozen=True):
     deadline: float | None
 
 
+class DescribeCall(_Local, frozen=True):
+    call: CallId
+    refs: tuple[bytes, ...]
+    deadline: float | None
+
+
 class CancelCall(_Local, frozen=True):
     """The caller is gone or gave up: nobody hears an answer. A put that was not finished is aborted."""
 
@@ -229,6 +235,7 @@ NodeEvent: TypeAlias = (
     | CombineFailed
     | ReduceCall
     | ContributorsCall
+    | DescribeCall
     | Tick
 )
 
@@ -406,12 +413,17 @@ class ContributorsAre(_Local, frozen=True):
     refs: tuple[bytes, ...]
 
 
+class DescriptionsAre(_Local, frozen=True):
+    call: CallId
+    descriptions: tuple[Description, ...]
+
+
 class CallFailed(_Local, frozen=True):
     call: CallId
     failure: Failure
 
 
-Answer: TypeAlias = PutDone | Got | Waited | DeleteDone | ReduceDone | ContributorsAre | CallFailed
+Answer: TypeAlias = PutDone | Got | Waited | DeleteDone | ReduceDone | ContributorsAre | DescriptionsAre | CallFailed
 """What ends a call."""
 
 NodeEffect: TypeAlias = (

@@ -15,13 +15,17 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NO_SLOT, REF_BYTES, CallId, NodeId, Ref, StreamId, Version
 from hoplite_ucx.protocol.settings import Seconds, Settings
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever two builds could misunderstand each other; compared in the handshake."""
 
 MAX_FRAME = 64 << 20
 MAX_LAYOUT = 1 << 20
 MAX_TEXT = 4096
 _MAX_LIST = 1_000_000
+MAX_DESCRIBED = 1000
+"""Refs that are described in one answer: with the longest layouts and addresses it is still a small frame."""
+MAX_DESCRIBED_LAYOUT = 4096
+MAX_DESCRIBED_HOLDERS = 16
 
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -100,6 +104,13 @@ class Ask(_ToDirectory, frozen=True):
 
     call: Call
     ref: Ref
+
+
+class Describe(_ToDirectory, frozen=True):
+    """What is known of these refs?"""
+
+    call: Call
+    refs: Annotated[tuple[Ref, ...], Meta(max_length=MAX_DESCRIBED)]
 
 
 class Origin(Struct, frozen=True, array_like=True):
@@ -183,6 +194,7 @@ class Join(_ToDirectory, frozen=True):
     deletes: Annotated[tuple[Delete, ...], Meta(max_length=_MAX_LIST)] = ()
     reduces: Annotated[tuple[Reduce, ...], Meta(max_length=_MAX_LIST)] = ()
     asks: Annotated[tuple[Ask, ...], Meta(max_length=_MAX_LIST)] = ()
+    questions: Annotated[tuple[Describe, ...], Meta(max_length=_MAX_LIST)] = ()
     submitted: Annotated[tuple[Reduce, ...], Meta(max_length=_MAX_LIST)] = ()
     """Reductions that were asked for here and, as far as the node knows, are not decided."""
     tombstones: Annotated[tuple[Tombstone, ...], Meta(max_length=_MAX_LIST)] = ()
@@ -318,6 +330,7 @@ ToDirectory: TypeAlias = (
     | Delete
     | Reduce
     | Ask
+    | Describe
     | Bound
     | Consumed
     | CombinedInline
@@ -518,6 +531,38 @@ class Contributors(_ToNode, frozen=True):
     failure: Failure | None = None
 
 
+class ObjectState(enum.StrEnum):
+    """What a get of a ref would meet."""
+
+    UNKNOWN = "unknown"  # nobody has put it, or it was lost: a get waits for a put
+    COMING = "coming"  # it is being put, or reduced
+    READY = "ready"
+    FAILED = "failed"  # a reduction that cannot be carried out
+    DELETED = "deleted"
+
+
+class Description(Struct, frozen=True, array_like=True):
+    """What the directory knows of a ref. Of many holders only some are named, and a long layout is left out."""
+
+    ref: Ref
+    state: ObjectState
+    size: Bytes | None = None
+    layout: Annotated[bytes, Meta(max_length=MAX_DESCRIBED_LAYOUT)] = b""
+    inline: bool = False
+    """The directory itself has the bytes."""
+    copies: Number = 0
+    holders: Annotated[tuple[Text, ...], Meta(max_length=MAX_DESCRIBED_HOLDERS)] = ()
+    creator: Text | None = None
+    """Where it was put, while that node is there."""
+    age: Seconds | None = None
+    """None if an earlier directory saw it begin."""
+
+
+class Described(_ToNode, frozen=True):
+    call: Call
+    descriptions: Annotated[tuple[Description, ...], Meta(max_length=MAX_DESCRIBED)]
+
+
 class Rejected(_ToNode, frozen=True):
     """A message that could not be handled; nothing was changed by it."""
 
@@ -545,6 +590,7 @@ ToNode: TypeAlias = (
     | Over
     | Reduced
     | Contributors
+    | Described
     | Rejected
 )
 

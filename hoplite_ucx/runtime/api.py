@@ -31,6 +31,7 @@ from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.drafts import Draft, one_draft, open_draft
 from hoplite_ucx.runtime.layout import Array
 from hoplite_ucx.runtime.membership import Membership
+from hoplite_ucx.runtime.object_info import ObjectInfo
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
 from hoplite_ucx.runtime.values import encode
@@ -186,6 +187,21 @@ class Cluster:
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
         """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest."""
         return self._of.client.carry_out(calls.wait(refs, count, timeout))
+
+    @overload
+    def info(self, refs: ObjectRef, *, timeout: float | None = ...) -> ObjectInfo: ...
+    @overload
+    def info(self, refs: Sequence[ObjectRef], *, timeout: float | None = ...) -> list[ObjectInfo]: ...
+    def info(
+        self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> ObjectInfo | list[ObjectInfo]:
+        """What the cluster knows of an object, or of each of several: see `ObjectInfo`.
+
+        It does not wait for an object that is yet to come, only for the directory's answer; of a ref that nobody put,
+        it says so. Raises `GetTimeoutError` if the directory does not answer in time.
+        """
+        known = self._of.client.carry_out(calls.info(refs, timeout))
+        return known[0] if isinstance(refs, ObjectRef) else known
 
     def as_completed(
         self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT

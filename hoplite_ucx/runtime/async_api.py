@@ -38,6 +38,7 @@ from hoplite_ucx.runtime.drafts import Draft, one_draft, open_draft
 from hoplite_ucx.runtime.layout import Array
 from hoplite_ucx.runtime.looped import Got, LoopCalls, in_thread
 from hoplite_ucx.runtime.membership import Membership
+from hoplite_ucx.runtime.object_info import ObjectInfo
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.scopes import note_made
 from hoplite_ucx.runtime.values import encode
@@ -180,6 +181,17 @@ class AsyncCluster:
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
         """See `Cluster.wait`."""
         return await self._here().carry_out(calls.wait(refs, count, timeout))
+
+    @overload
+    async def info(self, refs: ObjectRef, *, timeout: float | None = ...) -> ObjectInfo: ...
+    @overload
+    async def info(self, refs: Sequence[ObjectRef], *, timeout: float | None = ...) -> list[ObjectInfo]: ...
+    async def info(
+        self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> ObjectInfo | list[ObjectInfo]:
+        """See `Cluster.info`."""
+        known = await self._here().carry_out(calls.info(refs, timeout))
+        return known[0] if isinstance(refs, ObjectRef) else known
 
     def as_completed(
         self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT

@@ -6,9 +6,11 @@ questions, is sent the replies, and returns the result. Whoever carries it out k
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.messages import MAX_DESCRIBED
 from hoplite_ucx.runtime import values, wire
 from hoplite_ucx.runtime.checks import (
     about,
@@ -21,6 +23,7 @@ from hoplite_ucx.runtime.checks import (
     optional_ref,
 )
 from hoplite_ucx.runtime.layout import Array
+from hoplite_ucx.runtime.object_info import ObjectInfo, info_of
 from hoplite_ucx.runtime.refs import ObjectRef
 from hoplite_ucx.runtime.values import Encoded
 
@@ -61,6 +64,24 @@ def wait(
     reply = yield Question(lambda call, left: wire.WaitRequest(call, names, needed, left), seconds)
     assert isinstance(reply, wire.Ready)
     return [by_name[name] for name in reply.ready], [by_name[name] for name in reply.rest]
+
+
+def info(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Steps[list[ObjectInfo]]:
+    seconds = check_timeout(timeout)
+    given = [refs] if isinstance(refs, ObjectRef) else list_of_refs(refs)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    known: list[ObjectInfo] = []
+    for start in range(0, len(given), MAX_DESCRIBED):
+        names = tuple(ref.binary for ref in given[start : start + MAX_DESCRIBED])
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        reply = yield Question(partial(_description, names, left), left)
+        assert isinstance(reply, wire.Descriptions)
+        known += map(info_of, reply.descriptions)
+    return known
+
+
+def _description(names: tuple[bytes, ...], timeout: float | None, call: int) -> wire.Request:
+    return wire.DescribeRequest(call, names, timeout)
 
 
 class Completed:

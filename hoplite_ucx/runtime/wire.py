@@ -14,7 +14,17 @@ from msgspec import Meta, Struct
 
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import Ref
-from hoplite_ucx.protocol.messages import MAX_TEXT, Bytes, Layout, Number, Operation, Text, malformed
+from hoplite_ucx.protocol.messages import (
+    MAX_DESCRIBED,
+    MAX_TEXT,
+    Bytes,
+    Description,
+    Layout,
+    Number,
+    Operation,
+    Text,
+    malformed,
+)
 
 WIRE = 5
 MAX_FRAME = 8 << 20
@@ -107,6 +117,12 @@ class ContributorsRequest(_Request, frozen=True):
     timeout: Timeout
 
 
+class DescribeRequest(_Request, frozen=True):
+    call: Number
+    refs: Annotated[tuple[Ref, ...], Meta(max_length=MAX_DESCRIBED)]
+    timeout: Timeout
+
+
 class StatusRequest(_Request, frozen=True):
     """With `history`, the report also tells what became of the latest streams."""
 
@@ -141,6 +157,7 @@ Request: TypeAlias = (
     | DeleteRequest
     | ReduceRequest
     | ContributorsRequest
+    | DescribeRequest
     | StatusRequest
     | DirectoryRequest
     | Ping
@@ -210,6 +227,11 @@ class References(_Reply, frozen=True):
     refs: Refs
 
 
+class Descriptions(_Reply, frozen=True):
+    call: Number
+    descriptions: tuple[Description, ...]
+
+
 class Report(_Reply, frozen=True):
     call: Number
     status: dict[str, Any]
@@ -247,7 +269,19 @@ class Doubtful(_Reply, frozen=True):
 
 
 Reply: TypeAlias = (
-    Greeting | Space | Stored | Value | Ready | Done | References | Report | DirectoryAt | Refused | Forget | Doubtful
+    Greeting
+    | Space
+    | Stored
+    | Value
+    | Ready
+    | Done
+    | References
+    | Descriptions
+    | Report
+    | DirectoryAt
+    | Refused
+    | Forget
+    | Doubtful
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -23,6 +23,8 @@ from hoplite_ucx.protocol.events import (
     ContributorsCall,
     DeleteCall,
     DeleteDone,
+    DescribeCall,
+    DescriptionsAre,
     GetCall,
     Got,
     NodeEvent,
@@ -113,6 +115,7 @@ class Workers:
             DeleteDone: lambda done: self._reply(done.call, wire.Done),
             ReduceDone: lambda done: self._reply(done.call, wire.Done),
             ContributorsAre: lambda are: self._reply(are.call, lambda n: wire.References(n, are.refs)),
+            DescriptionsAre: lambda are: self._reply(are.call, lambda n: wire.Descriptions(n, are.descriptions)),
             CallFailed: self._failed,
         }
 
@@ -227,6 +230,8 @@ class Workers:
                 self._dispatch(ReduceCall(call, target, sources, op, count, _deadline(timeout), everywhere))
             case wire.ContributorsRequest(number, ref, timeout):
                 self._dispatch(ContributorsCall(self._begin(session, number), ref, _deadline(timeout)))
+            case wire.DescribeRequest(number, refs, timeout):
+                self._dispatch(DescribeCall(self._begin(session, number), refs, _deadline(timeout)))
             case wire.Cancel(number):
                 self._cancel(session, number)
             case wire.StatusRequest(number, history):

@@ -25,6 +25,7 @@ from hoplite_ucx.protocol.events import (
     ConnectDirectory,
     ContributorsAre,
     DeleteDone,
+    DescriptionsAre,
     DirectoryConnected,
     DirectoryLost,
     DisconnectDirectory,
@@ -134,6 +135,7 @@ class VirtualNode:
             DeleteDone: self._answer,
             ReduceDone: self._answer,
             ContributorsAre: self._answer,
+            DescriptionsAre: self._answer,
             CallFailed: self._answer,
         }
 

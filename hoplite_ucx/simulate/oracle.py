@@ -301,6 +301,7 @@ class Oracle:
             "deletes": machine.calls.deletes,
             "reduces": machine.calls.reduces,
             "asks": machine.calls.asks,
+            "questions": machine.calls.questions,
             "slots": machine.reducing.slots,
             "targets in stripes": machine.fetching.assembling.assemblies,
             "slots of the shell": node.combining,

@@ -310,7 +310,7 @@ PLAUSIBLE: Known = {
     "watermark": st.sampled_from([0, 1, 3, 4, LARGE - 1, LARGE, LARGE + 1]),
     "size": st.sampled_from([0, 3, LARGE, LIMITS.max_object + 1]),
     "data": st.none() | st.just(b"abc"),
-    "protocol": st.just(1),
+    "protocol": st.just(PROTOCOL),
     "cluster": st.just("test"),
     "address": st.sampled_from(["x", "y", f"address{BUSY['A']}"]),
     "up": st.just(RATE),

@@ -101,6 +101,7 @@ class Broadcast:
         self.size = size
         self.layout = layout
         self.inline = inline
+        self.began = world.now
         self.aborted = False
         self.sealed = True
         """Whether its bytes may be given to users: a put's always, a reduction's once it is decided."""

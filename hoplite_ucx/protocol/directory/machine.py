@@ -45,6 +45,8 @@ from hoplite_ucx.protocol.messages import (
     Declined,
     Delete,
     Deleted,
+    Describe,
+    Described,
     Drop,
     Evict,
     EvictAnswer,
@@ -114,6 +116,7 @@ class Directory:
             Delete: self._on_delete,
             Reduce: self._on_reduce,
             Ask: self._on_ask,
+            Describe: self._on_describe,
             Bound: self._on_bound,
             Consumed: self._on_consumed,
             CombinedInline: self._on_combined_inline,
@@ -235,6 +238,8 @@ class Directory:
             self._remember_reduction(member, reduce, survivor=join.incarnation < self.incarnation)
         for ask in join.asks:
             self._on_ask(member, ask)
+        for question in join.questions:
+            self._on_describe(member, question)
 
     def _on_leave(self, member: Member, _: Leave) -> None:
         self._remove_member(member, "left", fence=True)
@@ -296,6 +301,9 @@ class Directory:
                 self._on_ask(asker, ask)
         for record in list(self.records.values()):
             self.objects.settle(record)
+        for node, question in recovery.questions:
+            if (asker := self.members.get(node)) is not None:
+                self._on_describe(asker, question)
         self._recovery.reset()
 
     def _set_sweep(self) -> None:
@@ -551,6 +559,13 @@ class Directory:
         else:
             record.askers[(member.node, ask.call)] = None
             self.objects.involve(record, member)
+
+    def _on_describe(self, member: Member, question: Describe) -> None:
+        if self.world.recovering:
+            self._recovery.questions.append((member.node, question))
+        else:
+            known = tuple(self.objects.describe(ref) for ref in question.refs)
+            self.world.send(member.node, Described(question.call, known))
 
     def _on_bound(self, member: Member, bound: Bound) -> None:
         broadcast = self.objects.current(member, bound.version)

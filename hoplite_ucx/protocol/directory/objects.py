@@ -8,6 +8,7 @@ new version. Small objects live here, in the answer itself, up to a total; beyon
 losses are declared, waiters placed, empty records forgotten. Reductions ask and act through it.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -24,12 +25,16 @@ from hoplite_ucx.protocol.events import SendNode
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
 from hoplite_ucx.protocol.lookups import Absent, Answer, Found
 from hoplite_ucx.protocol.messages import (
+    MAX_DESCRIBED_HOLDERS,
+    MAX_DESCRIBED_LAYOUT,
     RANKS,
     Bind,
     Contributors,
     Copy,
+    Description,
     Drop,
     Failed,
+    ObjectState,
     Origin,
     Over,
     Partial,
@@ -332,6 +337,33 @@ class Objects:
         if broadcast is None or broadcast.inline is None or not broadcast.sealed or self.world.recovering:
             return Absent(ref)
         return Found(broadcast.version, broadcast.layout, broadcast.inline)
+
+    def describe(self, ref: bytes) -> Description:
+        """What users may know of a ref. This changes nothing."""
+        if self.is_deleted(ref):
+            return Description(ref, ObjectState.DELETED)
+        record = self.records.get(ref)
+        broadcast = record.broadcast if record is not None else None
+        if record is None or (broadcast is None and record.reduction is None):
+            return Description(ref, ObjectState.UNKNOWN)
+        if record.reduction is not None and record.reduction.failure is not None:
+            return Description(ref, ObjectState.FAILED)
+        if broadcast is None:
+            return Description(ref, ObjectState.COMING)
+        putter = self.members.get(record.put[0]) if record.put is not None else None
+        seen = broadcast.version.incarnation == self.world.incarnation
+        holders = itertools.islice(broadcast.copies.values(), MAX_DESCRIBED_HOLDERS)
+        return Description(
+            ref,
+            ObjectState.READY if broadcast.complete() else ObjectState.COMING,
+            broadcast.size,
+            broadcast.layout if len(broadcast.layout) <= MAX_DESCRIBED_LAYOUT else b"",
+            broadcast.inline is not None,
+            len(broadcast.copies),
+            tuple(holder.address for holder in holders),
+            putter.address if putter is not None else None,
+            max(0.0, self.world.now - broadcast.began) if seen else None,
+        )
 
     def serve(self, record: Record, member: Member) -> None:
         """Answer a want with the bytes, a place in the tree, or patience."""

@@ -19,7 +19,7 @@ from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects, Record
 from hoplite_ucx.protocol.directory.refusals import lost
 from hoplite_ucx.protocol.ids import NodeId, Version
-from hoplite_ucx.protocol.messages import Ask, Delete, Drop, Join, Reduce, Sealed, SlotReport, Tombstone
+from hoplite_ucx.protocol.messages import Ask, Delete, Describe, Drop, Join, Reduce, Sealed, SlotReport, Tombstone
 
 
 class Recovery:
@@ -30,6 +30,7 @@ class Recovery:
         self.tombstones: dict[bytes, tuple[Tombstone, Member]] = {}
         self.deletes: list[tuple[NodeId, Delete]] = []
         self.asks: list[tuple[NodeId, Ask]] = []
+        self.questions: list[tuple[NodeId, Describe]] = []
         self._expected = (0, 0)  # the last directory that anybody knew, and how many nodes it had
         self._heard: set[NodeId] = set()
 
@@ -38,6 +39,7 @@ class Recovery:
         self.tombstones.clear()
         self.deletes.clear()
         self.asks.clear()
+        self.questions.clear()
         self._heard.clear()
         self._expected = (0, 0)
 

@@ -5,7 +5,9 @@ not answered is announced again when the session is new, under the same call, so
 """
 
 from collections import deque
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
@@ -14,6 +16,8 @@ from hoplite_ucx.protocol.events import (
     ContributorsCall,
     DeleteCall,
     DeleteDone,
+    DescribeCall,
+    DescriptionsAre,
     Fill,
     GetCall,
     PutCall,
@@ -26,6 +30,7 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import REF_BYTES, CallId, StreamId, Version, label
 from hoplite_ucx.protocol.messages import (
+    MAX_DESCRIBED,
     MAX_LAYOUT,
     Aborted,
     Ask,
@@ -33,6 +38,8 @@ from hoplite_ucx.protocol.messages import (
     Contributors,
     Copy,
     Delete,
+    Describe,
+    Described,
     Put,
     PutAccepted,
     Reduce,
@@ -95,6 +102,7 @@ class Announcement:
     deletes: tuple[Delete, ...]
     reduces: tuple[Reduce, ...]
     asks: tuple[Ask, ...]
+    questions: tuple[Describe, ...]
     submitted: tuple[Reduce, ...]
     tombstones: tuple[Tombstone, ...]
 
@@ -110,6 +118,7 @@ class Calls:
         self.deletes: dict[CallId, PendingDelete] = {}
         self.reduces: dict[CallId, ReduceCall] = {}
         self.asks: dict[CallId, ContributorsCall] = {}
+        self.questions: dict[CallId, DescribeCall] = {}
         self._watchers: dict[bytes, dict[CallId, None]] = {}
         self.submitted: dict[bytes, Reduce] = {}
         """Reductions asked for from here that are not known to be decided, by target."""
@@ -360,6 +369,23 @@ class Calls:
                 ContributorsAre(answer.call, answer.refs) if failure is None else CallFailed(answer.call, failure)
             )
 
+    # --- what is known -----------------------------------------------------------------------------------------
+
+    def describe(self, call: DescribeCall) -> None:
+        if problem := next(filter(None, map(_bad_ref, call.refs)), None):
+            self._refuse(call.call, problem, None)
+        elif len(call.refs) > MAX_DESCRIBED:
+            self._refuse(call.call, f"{len(call.refs)} refs are more than the {MAX_DESCRIBED} of one question", None)
+        else:
+            self.questions[call.call] = call
+            self._set_deadline(call.call, call.deadline)
+            self._context.tell_directory(Describe(call.call, call.refs))
+
+    def described(self, answer: Described) -> None:
+        question = self.questions.pop(answer.call, None)
+        if question is not None:
+            self._context.answer(DescriptionsAre(answer.call, answer.descriptions))
+
     # --- deadlines, cancelling, the session --------------------------------------------------------------------
 
     def expired(self, call: CallId) -> None:
@@ -371,8 +397,7 @@ class Calls:
             remedy = "look whether its producer still runs, or give it a longer timeout"
             self._context.answer(CallFailed(call, Failure(FailureKind.TIMEOUT, detail, remedy, ref)))
             self._fetching.give_up(call)
-        elif call in self.deletes or call in self.reduces or call in self.asks:
-            self._forget_simple(call)
+        elif self._forget_simple(call):
             self._context.answer(CallFailed(call, self._no_answer(None)))
         elif call in self.puts and not self.puts[call].answered:
             put = self.puts[call]
@@ -402,9 +427,10 @@ class Calls:
 
     def _forget_simple(self, call: CallId) -> bool:
         """Calls that are a question and an answer, and hold nothing."""
-        pending: tuple[dict[CallId, PendingDelete] | dict[CallId, ReduceCall] | dict[CallId, ContributorsCall], ...]
-        pending = (self.deletes, self.reduces, self.asks)
-        return any(calls.pop(call, None) is not None for calls in pending)
+        return any(calls.pop(call, None) is not None for calls in self.simple())
+
+    def simple(self) -> tuple[MutableMapping[CallId, Any], ...]:
+        return self.deletes, self.reduces, self.asks, self.questions
 
     def dropped(self, version: Version) -> None:
         """The directory ended a version that is still being put: offered again, it gets a new one or the reason."""
@@ -427,6 +453,7 @@ class Calls:
             tuple(Delete(delete.call.call, delete.call.refs) for delete in self.deletes.values()),
             tuple(_submission(call) for call in self.reduces.values()),
             tuple(Ask(call.call, call.ref) for call in self.asks.values()),
+            tuple(Describe(call.call, call.refs) for call in self.questions.values()),
             tuple(self.submitted.values()),
             tuple(Tombstone(ref, d.incarnation) for d in self._deleted if d.until > now for ref in d.refs),
         )

@@ -414,7 +414,7 @@ def _check_timers(name: str, state: "NodeState") -> None:
             case ("call", int() as call):
                 put = calls.puts.get(call)
                 live = (put is not None and not put.answered) or call in state.fetching.getters
-                simple = any(call in pending for pending in (calls.waits, calls.deletes, calls.reduces, calls.asks))
+                simple = any(call in pending for pending in (calls.waits, *calls.simple()))
                 assert live or simple, f"{name}: call {call} is over, not its timer"
             case ("park", StreamId() as stream):
                 assert stream in streams, f"{name}: {stream} is over, not its timer"

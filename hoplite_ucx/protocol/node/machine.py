@@ -18,6 +18,7 @@ from hoplite_ucx.protocol.events import (
     ConnectDirectory,
     ContributorsCall,
     DeleteCall,
+    DescribeCall,
     DirectoryConnected,
     DirectoryLost,
     DisconnectDirectory,
@@ -46,6 +47,7 @@ from hoplite_ucx.protocol.messages import (
     Contributors,
     Copy,
     Deleted,
+    Described,
     Drop,
     EvictAnswer,
     Failed,
@@ -157,6 +159,8 @@ class NodeState:
                 self.calls.reduce(event)
             case ContributorsCall():
                 self.calls.ask(event)
+            case DescribeCall():
+                self.calls.describe(event)
             case CancelCall(call):
                 self.calls.cancel(call)
             case Combined(segment):
@@ -229,6 +233,7 @@ class NodeState:
                 deletes=pending.deletes,
                 reduces=pending.reduces,
                 asks=pending.asks,
+                questions=pending.questions,
                 submitted=pending.submitted,
                 tombstones=pending.tombstones,
             )
@@ -349,6 +354,8 @@ class NodeState:
                 self.calls.reduced(call, failure)
             case Contributors():
                 self.calls.contributors(message)
+            case Described():
+                self.calls.described(message)
             case Welcome():
                 self._on_welcome(message)
             case Fenced():
