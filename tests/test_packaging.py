@@ -141,3 +141,28 @@ def _check_types(python: Path, folder: Path) -> None:
     done = subprocess.run(mypy, cwd=folder, capture_output=True, text=True, check=False)
     [problem, _] = done.stdout.splitlines()
     assert problem.startswith("program.py:3: error: Incompatible types in assignment"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("index_has_it", [True, False])
+def test_peers_take_the_torch_that_the_package_index_has(tmp_path: Path, index_has_it: bool) -> None:
+    """With a Python that only notes what it was asked to install."""
+    (tmp_path / "ci").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(CHECKOUT / "ci" / "peers", tmp_path / "ci")
+    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(
+        '#!/bin/sh\necho "$*" >> asked\n'
+        'case "$*" in\n'
+        '    "-m venv "*) mkdir -p .venv-peers/bin; cp "$0" .venv-peers/bin/python;;\n'
+        f"    *torch==*+cpu*) exit {0 if index_has_it else 1};;\n"
+        "esac\n"
+    )
+    (tmp_path / "ci" / "setup").write_text("#!/bin/sh\n")
+    for script in (python, tmp_path / "ci" / "setup"):
+        script.chmod(0o755)
+    _run(tmp_path / "ci" / "peers", cwd=tmp_path)
+    installs = [line for line in (tmp_path / "asked").read_text().splitlines() if "pip install" in line]
+    assert all(".[peers]" in line for line in installs)
+    assert ["torch==" in line for line in installs] == ([True] if index_has_it else [True, False])
+    assert (tmp_path / ".venv-peers" / "stamp").exists()
