@@ -19,11 +19,6 @@ SEEDS_PER_TEST = 50
 PATIENCE_WITH_MUTANTS = 200
 FIRST_SEED_FOR = {"no-version-check": 110, "no-starved-signal": 55, "keeps-versions": 50, "begins-too-far": 30}
 """Where the search for a mutant begins, if not at 0: a little before a seed that notices it, which saves 10 s."""
-MENDED = (
-    *(8231489, 8232213, 8706192, 8709775, 8729430, 8736304),
-    *(9517605, 9610429, 9721466, 9741956, 9838350, 11023437, 14002615),
-)
-"""Seeds that failed, of faults that no smaller test shows."""
 
 
 def batches(seeds: range) -> list[range]:
@@ -44,12 +39,6 @@ def test_seeds_without_reductions(seeds: range) -> None:
 def test_seeds_of_the_full_mix(seeds: range) -> None:
     failed = failures(seeds, reductions=True)
     assert not failed, "\n".join(failed)
-
-
-@pytest.mark.parametrize("seed", MENDED)
-def test_what_was_mended(seed: int) -> None:
-    outcome = run_seed(seed)
-    assert outcome.ok, outcome.problem
 
 
 def failures(seeds: range, *, reductions: bool) -> list[str]:
