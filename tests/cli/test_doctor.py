@@ -1,7 +1,7 @@
 """`hoplite doctor` and `hoplite links`: what they say of this machine, and of made-up ones."""
 
 import json
-import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from hoplite_ucx.runtime.inspection import LocalAgents
 from hoplite_ucx.transports.detection import UcxBuild
 from tests.transports.test_detection import add_device
 
-LINKS = sys.modules["hoplite_ucx.cli.links"]  # the package has the command under this name
+LINKS = import_module("hoplite_ucx.cli.links")  # the package has the command under this name
 
 
 def test_json_is_one_object() -> None:

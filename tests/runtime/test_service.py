@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_status_where_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["hoplite_ucx.cli.status"], "local_agents", lambda _: LocalAgents([], []))
+    monkeypatch.setattr(import_module("hoplite_ucx.cli.status"), "local_agents", lambda _: LocalAgents([], []))
     monkeypatch.delenv("HOPLITE_ADDRESS", raising=False)
     done = CliRunner().invoke(app, ["status"])
     assert done.exit_code == 1
