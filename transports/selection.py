@@ -2,7 +2,7 @@
 and what was measured.
 
 In this order: the first rule that fits the peer; else `links.transport`. A transport that failed on the link lately is
-skipped for a while. Of those that are left the fastest is taken, by what the link's streams showed (see `measuring`):
+skipped for a while. Of those that are left the fastest is taken, by what its streams showed (see `link_measures`):
 
 - `auto` has RDMA, if it is here, and TCP. Before any measurement RDMA counts with the rate of its ports.
 - `fastest` has UCX as it is configured, too: over its own TCP it is faster than plain sockets on some machines and
@@ -19,11 +19,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind, Rule
 from hoplite_ucx.transports.detection import VERBS_REMEDY, Machine
-from hoplite_ucx.transports.measuring import ENOUGH, LEAST, Estimate, Rates, Way
+from hoplite_ucx.transports.link_measures import ENOUGH, LEAST, Estimate, Rates, Way
 from hoplite_ucx.transports.ucx.settings import UcxSettings
+from hoplite_ucx.transports.wire.addresses import parse_address
 
 __all__ = ["Choice", "Selection"]
 

@@ -31,7 +31,7 @@ from hoplite_ucx.runtime import processes
 from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.processes import Child
 from hoplite_ucx.runtime.tokens import TOKEN
-from hoplite_ucx.transports.addresses import parse_address
+from hoplite_ucx.transports.wire.addresses import parse_address
 
 __all__ = ["Arena", "Machine"]
 

@@ -18,15 +18,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Self
 
-from hoplite_ucx.transports.addresses import check_token
 from hoplite_ucx.transports.configuration import load
-from hoplite_ucx.transports.conformance.tools import Process
 from hoplite_ucx.transports.detection import detect
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
-from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking, server
 from hoplite_ucx.transports.interface import LinkLost, StreamKey
-from hoplite_ucx.transports.ucx.endpoint import UcxEndpoint
+from hoplite_ucx.transports.testing.conformance.tools import Process
+from hoplite_ucx.transports.testing.ucx_endpoint import UcxEndpoint
 from hoplite_ucx.transports.ucx.settings import UcxSettings
+from hoplite_ucx.transports.wire.addresses import check_token
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking, server
 
 __all__ = ["HardwareEndpoint", "Peer", "RemoteProcess", "connected", "perftest_command", "serve", "ucx_environment"]
 

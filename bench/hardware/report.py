@@ -25,11 +25,11 @@ from hoplite_ucx.bench.hardware.peer import (
     ucx_environment,
 )
 from hoplite_ucx.transports.configuration import load
-from hoplite_ucx.transports.conformance import CHECKS, Maker, tools
-from hoplite_ucx.transports.conformance.tools import Receiving, next_key, wait_until
 from hoplite_ucx.transports.detection import detect
 from hoplite_ucx.transports.interface import Fault
 from hoplite_ucx.transports.memory import Memory
+from hoplite_ucx.transports.testing.conformance import CHECKS, Maker, tools
+from hoplite_ucx.transports.testing.conformance.tools import Receiving, next_key, wait_until
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 
 __all__ = ["run"]

@@ -26,7 +26,7 @@ from enum import StrEnum
 from hoplite_ucx.bench.harness.foreign_sockets import break_connection, busiest, connections
 from hoplite_ucx.bench.harness.live_cluster import LiveCluster
 from hoplite_ucx.bench.hosts.namespaces import Cluster
-from hoplite_ucx.transports.addresses import parse_address
+from hoplite_ucx.transports.wire.addresses import parse_address
 
 __all__ = ["MIXED", "WAYS", "Break", "Outcome", "measure_breaks", "measure_mixed_reduce"]
 

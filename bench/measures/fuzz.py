@@ -36,12 +36,12 @@ from hoplite_ucx.runtime import layout, processes, trees, values, wire
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.workers import socket_name
-from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.handshake import Identity, Kind, Peer, Steps, client, run_blocking, server
-from hoplite_ucx.transports.session import Session
 from hoplite_ucx.transports.tcp.frames import RECORD
 from hoplite_ucx.transports.ucx.settings import Greeting
+from hoplite_ucx.transports.wire.addresses import parse_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, Peer, Steps, client, run_blocking, server
+from hoplite_ucx.transports.wire.session import Session
 
 _SAMPLES = 200
 _MACHINE_FRAMES = 500

@@ -30,14 +30,14 @@ import msgspec
 
 from hoplite_ucx.bench.measures.loopback import BUFFER, Cycling
 from hoplite_ucx.transports import shm
-from hoplite_ucx.transports.endpoint import ListeningEndpoint
-from hoplite_ucx.transports.handshake import Identity
 from hoplite_ucx.transports.interface import Fault, Priority, Stream
 from hoplite_ucx.transports.memory import Memory, MemorySink
 from hoplite_ucx.transports.tcp import TcpTransport
+from hoplite_ucx.transports.testing.endpoint import ListeningEndpoint
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 from hoplite_ucx.transports.ucx.transport import UcxTransport
+from hoplite_ucx.transports.wire.handshake import Identity
 
 WAYS = ("socket", "tcp", "bare-ucx", "ucx", "memcpy", "shm")
 SECONDS = 60.0

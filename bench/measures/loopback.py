@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from hoplite_ucx.transports.interface import Fault, Priority, Stream
-from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint
+from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
 
 BUFFER = 64 << 20
 _SECONDS = 60.0

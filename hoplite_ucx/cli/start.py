@@ -14,7 +14,7 @@ from hoplite_ucx.runtime.host_memory import store_limit
 from hoplite_ucx.runtime.inspection import token_towards
 from hoplite_ucx.runtime.service import Service, ServicePlan
 from hoplite_ucx.runtime.tokens import head_token
-from hoplite_ucx.transports.addresses import is_loopback, is_unspecified, parse_address
+from hoplite_ucx.transports.wire.addresses import is_loopback, is_unspecified, parse_address
 
 
 def start(

@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 from hoplite_ucx.runtime.processes import Serve, Stop, run
-from hoplite_ucx.transports.addresses import check_token
+from hoplite_ucx.transports.wire.addresses import check_token
 
 
 def _directory() -> Serve:
     from hoplite_ucx.runtime.directory import DirectoryServer
-    from hoplite_ucx.transports.tls import open_tls
+    from hoplite_ucx.transports.wire.tls import open_tls
 
     async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
         token = bytes.fromhex(task["token"])

@@ -6,7 +6,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from hoplite_ucx.transports.addresses import is_loopback, parse_address
+from hoplite_ucx.transports.wire.addresses import is_loopback, parse_address
 
 LOOPBACK_RATE = 2e9
 DEFAULT_RATE = 1.25e9

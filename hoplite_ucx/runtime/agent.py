@@ -64,14 +64,14 @@ from hoplite_ucx.runtime.unperformed import calls_behind, events_instead, failur
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.runtime.wire import DirectoryAt, Greeting, token_mark
 from hoplite_ucx.runtime.workers import Workers, socket_name
-from hoplite_ucx.transports.addresses import check_token
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError, WrongClusterError
-from hoplite_ucx.transports.handshake import Identity, Kind
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink, Stream
-from hoplite_ucx.transports.selecting import open_transport
-from hoplite_ucx.transports.session import Listener, Session, connect
-from hoplite_ucx.transports.tls import open_tls
+from hoplite_ucx.transports.mixed_transport import open_transport
+from hoplite_ucx.transports.wire.addresses import check_token
+from hoplite_ucx.transports.wire.handshake import Identity, Kind
+from hoplite_ucx.transports.wire.session import Listener, Session, connect
+from hoplite_ucx.transports.wire.tls import open_tls
 
 _log = logging.getLogger("hoplite.agent")
 

@@ -26,7 +26,7 @@ from hoplite_ucx.runtime.reader import Reader
 from hoplite_ucx.runtime.releases import Releases
 from hoplite_ucx.runtime.values import Encoded
 from hoplite_ucx.transports import shm
-from hoplite_ucx.transports.handshake import Identity
+from hoplite_ucx.transports.wire.handshake import Identity
 
 GRACE = 1.0
 """How much later than the caller's time limit the agent's word may come; it keeps to the limit itself."""

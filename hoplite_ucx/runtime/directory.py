@@ -41,9 +41,9 @@ from hoplite_ucx.runtime.trees import difference
 from hoplite_ucx.runtime.waking import Waker, now
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError, ViolationError
-from hoplite_ucx.transports.handshake import Identity, Kind
-from hoplite_ucx.transports.session import Listener, Session, probe
-from hoplite_ucx.transports.tls import Tls
+from hoplite_ucx.transports.wire.handshake import Identity, Kind
+from hoplite_ucx.transports.wire.session import Listener, Session, probe
+from hoplite_ucx.transports.wire.tls import Tls
 
 _log = logging.getLogger("hoplite.directory")
 

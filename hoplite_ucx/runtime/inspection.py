@@ -17,9 +17,9 @@ from hoplite_ucx.runtime.roll_call import RollCall
 from hoplite_ucx.runtime.tokens import given_token, read_token
 from hoplite_ucx.runtime.workers import socket_name
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.handshake import Identity, Kind
-from hoplite_ucx.transports.session import Session, connect
-from hoplite_ucx.transports.tls import open_tls
+from hoplite_ucx.transports.wire.handshake import Identity, Kind
+from hoplite_ucx.transports.wire.session import Session, connect
+from hoplite_ucx.transports.wire.tls import open_tls
 
 _SECONDS = 5.0
 _TOKEN_SECONDS = 1.0

@@ -14,8 +14,8 @@ from hoplite_ucx.protocol.ids import NodeId, identity_of, node_id
 from hoplite_ucx.protocol.messages import StreamCancel, StreamRequest, ToPeer, decode_to_peer, encode
 from hoplite_ucx.runtime.refusals import tell_malformed, tell_refused
 from hoplite_ucx.transports.errors import TransportError, ViolationError
-from hoplite_ucx.transports.handshake import Identity, Kind
-from hoplite_ucx.transports.session import Session, connect
+from hoplite_ucx.transports.wire.handshake import Identity, Kind
+from hoplite_ucx.transports.wire.session import Session, connect
 
 
 class _Outgoing:

@@ -24,9 +24,9 @@ from struct import Struct
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.protocol.lookups import MAX_ANSWER, QUESTION, Answer, Found, decode_answer, decode_incarnation
 from hoplite_ucx.runtime.wire import DirectoryAt
-from hoplite_ucx.transports.addresses import parse_address, tune
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.wire.addresses import parse_address, tune
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
 
 _PATIENCE = 0.25
 _LEAST = 0.001

@@ -12,7 +12,7 @@ from struct import Struct
 
 from hoplite_ucx.protocol.ids import REF_BYTES
 from hoplite_ucx.protocol.lookups import QUESTION, Answer, encode
-from hoplite_ucx.transports.handshake import Peer
+from hoplite_ucx.transports.wire.handshake import Peer
 
 MAX_READERS = 4096
 """More are turned away, and go on through their agents."""

@@ -18,7 +18,7 @@ from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.connection import agents
 from hoplite_ucx.runtime.processes import Child
 from hoplite_ucx.runtime.workers import socket_name
-from hoplite_ucx.transports.addresses import parse_address
+from hoplite_ucx.transports.wire.addresses import parse_address
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0

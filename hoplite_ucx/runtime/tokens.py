@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
-from hoplite_ucx.transports.private_files import PrivateFileError, create_private, read_private
+from hoplite_ucx.transports.wire.private_files import PrivateFileError, create_private, read_private
 
 TOKEN = "HOPLITE_TOKEN"
 TOKEN_FILE = "HOPLITE_TOKEN_FILE"

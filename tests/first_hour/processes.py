@@ -10,10 +10,10 @@ from unittest import mock
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import InvalidRequestError
 from hoplite_ucx.runtime import cluster, host_memory
-from hoplite_ucx.transports.addresses import parse_address, socket_address
 from hoplite_ucx.transports.errors import WrongTokenError
-from hoplite_ucx.transports.handshake import Identity, Kind
-from hoplite_ucx.transports.session import connect
+from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind
+from hoplite_ucx.transports.wire.session import connect
 from tests.first_hour.findings import finding
 from tests.runtime.live import live_cluster
 from tests.runtime.test_service import service

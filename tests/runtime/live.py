@@ -12,7 +12,7 @@ from hoplite_ucx.runtime.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.processes import Child
 from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 from hoplite_ucx.runtime.workers import socket_name
-from hoplite_ucx.transports.addresses import parse_address
+from hoplite_ucx.transports.wire.addresses import parse_address
 from tests.tools.waiting import HANG
 
 TOKEN = b"a token for tests"

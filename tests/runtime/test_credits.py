@@ -9,11 +9,11 @@ from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime import values
 from hoplite_ucx.runtime.kernels import Kernel
 from hoplite_ucx.runtime.slots import RING, Combiner, Slot
-from hoplite_ucx.transports.conformance.tools import wait_until
 from hoplite_ucx.transports.interface import Priority, Stream
-from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint
 from hoplite_ucx.transports.tcp.frames import Record
 from hoplite_ucx.transports.tcp.receiving import ReceivingLink
+from hoplite_ucx.transports.testing.conformance.tools import wait_until
+from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
 from tests.runtime.test_slots import segment
 
 SIZE = 6 * RING

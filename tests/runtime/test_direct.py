@@ -21,9 +21,9 @@ from hoplite_ucx.runtime import reader, readers, wire
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.directory import DirectoryServer
 from hoplite_ucx.runtime.refs import new_ref
-from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.errors import HandshakeError, WrongTokenError
-from hoplite_ucx.transports.handshake import Identity, Kind, Peer, client, run_blocking
+from hoplite_ucx.transports.wire.addresses import parse_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, Peer, client, run_blocking
 from tests.runtime.live import TOKEN, Host, Live, live_cluster
 from tests.tools.loopback import own_address
 from tests.tools.waiting import HANG, eventually

@@ -14,9 +14,9 @@ from hoplite_ucx.protocol.lookups import Absent, Answer, Found, encode, encode_i
 from hoplite_ucx.runtime import reader as readers
 from hoplite_ucx.runtime.reader import Reader
 from hoplite_ucx.runtime.wire import DirectoryAt
-from hoplite_ucx.transports.addresses import socket_address
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.handshake import Identity, Kind, run_blocking, server
+from hoplite_ucx.transports.wire.addresses import socket_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, run_blocking, server
 from tests.tools.waiting import HANG, eventually
 
 TOKEN = b"a token"

@@ -3,7 +3,7 @@
 import pytest
 
 from hoplite_ucx.transports.configuration import TlsFiles
-from tests.security.certificates import Authority
+from tests.tools.certificates import Authority
 
 
 @pytest.fixture(scope="session")

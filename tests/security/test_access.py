@@ -16,11 +16,11 @@ from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.connection import Connection, agents
 from hoplite_ucx.runtime.service import ServicePlan
 from hoplite_ucx.runtime.tokens import read_token
-from hoplite_ucx.transports import session as sessions
-from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.errors import WrongTokenError
-from hoplite_ucx.transports.handshake import Identity, Kind
-from hoplite_ucx.transports.session import Listener, connect
+from hoplite_ucx.transports.wire import session as sessions
+from hoplite_ucx.transports.wire.addresses import parse_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind
+from hoplite_ucx.transports.wire.session import Listener, connect
 from tests.runtime.live import Live, live_cluster
 from tests.runtime.test_service import service
 

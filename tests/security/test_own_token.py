@@ -17,9 +17,9 @@ from hoplite_ucx.runtime import inspection
 from hoplite_ucx.runtime.service import ServicePlan
 from hoplite_ucx.runtime.tokens import head_token, own_file, read_token
 from hoplite_ucx.transports.errors import WrongTokenError
-from hoplite_ucx.transports.handshake import Identity, Kind
-from hoplite_ucx.transports.private_files import create_private
-from hoplite_ucx.transports.session import connect
+from hoplite_ucx.transports.wire.handshake import Identity, Kind
+from hoplite_ucx.transports.wire.private_files import create_private
+from hoplite_ucx.transports.wire.session import connect
 from tests.runtime.test_service import ENVIRONMENT, run, service, status
 
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")

@@ -9,10 +9,10 @@ import pytest
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.runtime import refusals
-from hoplite_ucx.transports.addresses import parse_address, socket_address
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.handshake import Identity, Kind, server
-from hoplite_ucx.transports.session import Listener, Session, connect, probe
+from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, server
+from hoplite_ucx.transports.wire.session import Listener, Session, connect, probe
 from tests.runtime.test_service import service
 
 GARBAGE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -15,20 +15,20 @@ import pytest
 import uvloop
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.transports.addresses import parse_address, socket_address
 from hoplite_ucx.transports.configuration import ConfigurationError, TlsFiles, load
-from hoplite_ucx.transports.conformance import CHECKS, Maker
-from hoplite_ucx.transports.conformance.tools import Receiving
 from hoplite_ucx.transports.errors import TransportError, WrongTlsError, WrongTokenError
-from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
-from hoplite_ucx.transports.selecting import open_transport
-from hoplite_ucx.transports.session import Listener, Session, connect
-from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint, TlsEndpoint
-from hoplite_ucx.transports.tls import Tls
+from hoplite_ucx.transports.mixed_transport import open_transport
+from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
+from hoplite_ucx.transports.testing.conformance.tools import Receiving
+from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint, TlsEndpoint
+from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.wire.session import Listener, Session, connect
+from hoplite_ucx.transports.wire.tls import Tls
 from tests.runtime.test_cluster import eventually
 from tests.runtime.test_service import run as command
 from tests.runtime.test_service import service
-from tests.security.certificates import NEEDS_OPENSSL, Authority, variables
+from tests.tools.certificates import NEEDS_OPENSSL, Authority, variables
 
 pytestmark = NEEDS_OPENSSL
 

@@ -24,10 +24,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from struct import Struct
 
-from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
 from hoplite_ucx.transports.descriptors import lifted
 from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError, connection_broke
-from hoplite_ucx.transports.handshake import HANDSHAKE_SECONDS, Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.interface import (
     MAX_GRANULE,
     Fault,
@@ -40,6 +38,8 @@ from hoplite_ucx.transports.interface import (
 )
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 from hoplite_ucx.transports.tcp.sending import may_send
+from hoplite_ucx.transports.wire.addresses import connect_failure, parse_address, tune
+from hoplite_ucx.transports.wire.handshake import HANDSHAKE_SECONDS, Identity, Kind, client, run_blocking
 
 __all__ = ["Incoming", "ReceivingLink"]
 

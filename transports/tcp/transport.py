@@ -8,8 +8,6 @@ import socket
 import time
 from contextlib import suppress
 
-from hoplite_ucx.transports.addresses import parse_address
-from hoplite_ucx.transports.handshake import Identity, Peer
 from hoplite_ucx.transports.interface import (
     Fault,
     LinkLost,
@@ -24,9 +22,11 @@ from hoplite_ucx.transports.interface import (
     StreamKey,
     Transport,
 )
-from hoplite_ucx.transports.tables import LinkTables
+from hoplite_ucx.transports.link_table import LinkTables
 from hoplite_ucx.transports.tcp.receiving import Incoming, ReceivingLink
 from hoplite_ucx.transports.tcp.sending import Outgoing, SendingLink
+from hoplite_ucx.transports.wire.addresses import parse_address
+from hoplite_ucx.transports.wire.handshake import Identity, Peer
 
 __all__ = ["TcpTransport"]
 

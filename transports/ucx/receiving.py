@@ -18,15 +18,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from hoplite_ucx.transports.addresses import connect_failure, parse_address, tune
 from hoplite_ucx.transports.errors import ConnectionLostError
-from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, Stream
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
 from hoplite_ucx.transports.ucx.link import CANCEL_SECONDS, Link
 from hoplite_ucx.transports.ucx.settings import GREETING_LENGTH, MARK, MAX_GREETING, DisagreementError, Greeting
+from hoplite_ucx.transports.wire.addresses import connect_failure, parse_address, tune
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
 
 __all__ = ["Incoming", "ReceivingLink"]
 

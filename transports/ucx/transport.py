@@ -12,9 +12,7 @@ import threading
 import time
 from functools import partial
 
-from hoplite_ucx.transports.addresses import parse_address
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
-from hoplite_ucx.transports.handshake import Identity, Peer
 from hoplite_ucx.transports.interface import (
     Fault,
     LinkLost,
@@ -29,13 +27,15 @@ from hoplite_ucx.transports.interface import (
     StreamKey,
     Transport,
 )
-from hoplite_ucx.transports.tables import LinkTables
+from hoplite_ucx.transports.link_table import LinkTables
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection
 from hoplite_ucx.transports.ucx.library import Lane
 from hoplite_ucx.transports.ucx.receiving import Incoming, ReceivingLink
 from hoplite_ucx.transports.ucx.sending import Outgoing, SendingLink
 from hoplite_ucx.transports.ucx.settings import UcxSettings
+from hoplite_ucx.transports.wire.addresses import parse_address
+from hoplite_ucx.transports.wire.handshake import Identity, Peer
 
 __all__ = ["UcxTransport"]
 

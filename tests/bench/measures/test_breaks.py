@@ -30,7 +30,7 @@ def test_the_rest_of_an_object_comes_whatever_breaks(transport: str, what: Break
         assert outcome.goes_on_over.endswith("tcp"), "UCX is not tried again on a link that it just failed on"
 
 
-def test_a_reduction_over_mixed_links_survives_the_loss_of_one() -> None:
+def test_a_reduction_over_mixed_transport_survives_the_loss_of_one() -> None:
     outcome = measure_mixed_reduce(size=24 << 20, rate=RATE)
     assert "tcp" in outcome.goes_on_over  # before it, an object did travel over UCX: else there was nothing to break
     assert outcome.cost < 3.0

@@ -12,8 +12,8 @@ import threading
 from typing import Generic, Protocol, Self, TypeVar
 
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.handshake import Identity, Peer
-from hoplite_ucx.transports.session import Listener
+from hoplite_ucx.transports.wire.handshake import Identity, Peer
+from hoplite_ucx.transports.wire.session import Listener
 
 __all__ = ["LOOPBACK", "ListeningEndpoint"]
 

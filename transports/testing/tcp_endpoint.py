@@ -1,10 +1,10 @@
 """A node's TCP links with a port of their own: for tests and measurements."""
 
-from hoplite_ucx.transports.endpoint import LOOPBACK, ListeningEndpoint
-from hoplite_ucx.transports.handshake import Identity
 from hoplite_ucx.transports.interface import LinkLost
 from hoplite_ucx.transports.tcp.transport import TcpTransport
-from hoplite_ucx.transports.tls import Tls, open_tls
+from hoplite_ucx.transports.testing.endpoint import LOOPBACK, ListeningEndpoint
+from hoplite_ucx.transports.wire.handshake import Identity
+from hoplite_ucx.transports.wire.tls import Tls, open_tls
 
 __all__ = ["TcpEndpoint", "TlsEndpoint"]
 

@@ -20,7 +20,6 @@ from struct import Struct
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from hoplite_ucx.transports.addresses import check_token, connect_failure, parse_address, socket_address, tune
 from hoplite_ucx.transports.descriptors import lifted
 from hoplite_ucx.transports.errors import (
     ConnectionLostError,
@@ -29,7 +28,8 @@ from hoplite_ucx.transports.errors import (
     UnreachableError,
     ViolationError,
 )
-from hoplite_ucx.transports.handshake import (
+from hoplite_ucx.transports.wire.addresses import check_token, connect_failure, parse_address, socket_address, tune
+from hoplite_ucx.transports.wire.handshake import (
     HANDSHAKE_SECONDS,
     Identity,
     Kind,
@@ -40,7 +40,7 @@ from hoplite_ucx.transports.handshake import (
     server,
     too_slow,
 )
-from hoplite_ucx.transports.tls import WELCOME, Tls, tls_failure
+from hoplite_ucx.transports.wire.tls import WELCOME, Tls, tls_failure
 
 __all__ = ["MAX_FRAME", "Listener", "Session", "connect", "probe"]
 

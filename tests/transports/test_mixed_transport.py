@@ -9,23 +9,23 @@ import msgspec
 import pytest
 
 from hoplite_ucx.transports.configuration import Configuration, Kind
-from hoplite_ucx.transports.conformance import CHECKS, Maker
-from hoplite_ucx.transports.conformance.tools import Receiving, Serving, filled, wait_until
 from hoplite_ucx.transports.detection import Machine, ucx_build
-from hoplite_ucx.transports.endpoint import ListeningEndpoint
-from hoplite_ucx.transports.handshake import Identity
 from hoplite_ucx.transports.interface import Fault, LinkLost, Side
-from hoplite_ucx.transports.selecting import SelectingTransport
+from hoplite_ucx.transports.mixed_transport import MixedTransport
 from hoplite_ucx.transports.selection import Selection
+from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
+from hoplite_ucx.transports.testing.conformance.tools import Receiving, Serving, filled, wait_until
+from hoplite_ucx.transports.testing.endpoint import ListeningEndpoint
 from hoplite_ucx.transports.ucx.settings import DisagreementError, Greeting, UcxSettings
 from hoplite_ucx.transports.ucx.worker import Worker
+from hoplite_ucx.transports.wire.handshake import Identity
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
 
 SIZE = 2 << 20
 
 
-class SelectingEndpoint(ListeningEndpoint[SelectingTransport]):
+class SelectingEndpoint(ListeningEndpoint[MixedTransport]):
     """Asks for UCX, and has it."""
 
     configuration = Configuration(transport=Kind.UCX, cooldown=0.2)
@@ -41,7 +41,7 @@ class SelectingEndpoint(ListeningEndpoint[SelectingTransport]):
         me = Identity(node, token)
         machine = Machine((), ucx_build(), -1, -1)
         selection = Selection(configuration or self.configuration, machine, time.monotonic)
-        super().__init__(me, SelectingTransport(me, selection, on_lost))
+        super().__init__(me, MixedTransport(me, selection, on_lost))
 
 
 @contextmanager

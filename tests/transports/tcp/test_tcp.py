@@ -8,9 +8,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from hoplite_ucx.transports.addresses import parse_address, socket_address
-from hoplite_ucx.transports.conformance import CHECKS, Maker
-from hoplite_ucx.transports.conformance.tools import (
+from hoplite_ucx.transports.errors import ViolationError
+from hoplite_ucx.transports.interface import Fault, Side
+from hoplite_ucx.transports.tcp import receiving, sending
+from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record
+from hoplite_ucx.transports.tcp.sending import FIRST_FRAME
+from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
+from hoplite_ucx.transports.testing.conformance.tools import (
     GatedSink,
     Memory,
     Receiving,
@@ -21,13 +25,9 @@ from hoplite_ucx.transports.conformance.tools import (
     next_key,
     wait_until,
 )
-from hoplite_ucx.transports.errors import ViolationError
-from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking, server
-from hoplite_ucx.transports.interface import Fault, Side
-from hoplite_ucx.transports.tcp import receiving, sending
-from hoplite_ucx.transports.tcp.endpoint import TcpEndpoint
-from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record
-from hoplite_ucx.transports.tcp.sending import FIRST_FRAME
+from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
+from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking, server
 
 KEY = (2, 1)
 SIZE = 100_000

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from hoplite_ucx.transports.conformance import faults, streams
-from hoplite_ucx.transports.conformance.tools import Endpoint, Maker
+from hoplite_ucx.transports.testing.conformance import faults, streams
+from hoplite_ucx.transports.testing.conformance.tools import Endpoint, Maker
 
 __all__ = ["CHECKS", "Endpoint", "Maker"]
 

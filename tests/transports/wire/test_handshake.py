@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from hoplite_ucx.transports.addresses import check_token, format_address, parse_address
 from hoplite_ucx.transports.errors import (
     HandshakeError,
     TransportError,
@@ -16,7 +15,8 @@ from hoplite_ucx.transports.errors import (
     WrongTokenError,
     WrongVersionError,
 )
-from hoplite_ucx.transports.handshake import Identity, Kind, Peer, Steps, client, run_blocking, server
+from hoplite_ucx.transports.wire.addresses import check_token, format_address, parse_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, Peer, Steps, client, run_blocking, server
 
 
 class Talk:

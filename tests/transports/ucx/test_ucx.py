@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from hoplite_ucx.transports.addresses import parse_address
-from hoplite_ucx.transports.conformance import CHECKS, Maker
-from hoplite_ucx.transports.conformance.tools import Receiving, Serving, filled, pattern, wait_until
 from hoplite_ucx.transports.errors import TransportError, ViolationError
-from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.interface import Fault, Side
 from hoplite_ucx.transports.memory import Memory
+from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
+from hoplite_ucx.transports.testing.conformance.tools import Receiving, Serving, filled, pattern, wait_until
+from hoplite_ucx.transports.testing.ucx_endpoint import SharedMemoryEndpoint, UcxEndpoint
 from hoplite_ucx.transports.ucx import receiving, sending
-from hoplite_ucx.transports.ucx.endpoint import SharedMemoryEndpoint, UcxEndpoint
 from hoplite_ucx.transports.ucx.frames import RECORD, Connection, Record
 from hoplite_ucx.transports.ucx.library import load
 from hoplite_ucx.transports.ucx.settings import (
@@ -30,6 +28,8 @@ from hoplite_ucx.transports.ucx.settings import (
     UcxSettings,
 )
 from hoplite_ucx.transports.ucx.worker import Worker
+from hoplite_ucx.transports.wire.addresses import parse_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
 

@@ -1,10 +1,10 @@
 """A node's UCX links with a port of their own: for tests and measurements."""
 
-from hoplite_ucx.transports.endpoint import LOOPBACK, ListeningEndpoint
-from hoplite_ucx.transports.handshake import Identity
 from hoplite_ucx.transports.interface import LinkLost
+from hoplite_ucx.transports.testing.endpoint import LOOPBACK, ListeningEndpoint
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 from hoplite_ucx.transports.ucx.transport import UcxTransport
+from hoplite_ucx.transports.wire.handshake import Identity
 
 __all__ = ["SharedMemoryEndpoint", "UcxEndpoint"]
 

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from hoplite_ucx.transports.addresses import parse_address
-from hoplite_ucx.transports.conformance.tools import (
+from hoplite_ucx.transports.errors import ConnectionLostError, WrongTokenError
+from hoplite_ucx.transports.interface import Fault, Priority, Side, StreamKey
+from hoplite_ucx.transports.memory import Memory
+from hoplite_ucx.transports.testing.conformance.tools import (
     CLOSE_WAIT,
     Endpoint,
     GatedSink,
@@ -25,9 +27,7 @@ from hoplite_ucx.transports.conformance.tools import (
     start_process,
     wait_until,
 )
-from hoplite_ucx.transports.errors import ConnectionLostError, WrongTokenError
-from hoplite_ucx.transports.interface import Fault, Priority, Side, StreamKey
-from hoplite_ucx.transports.memory import Memory
+from hoplite_ucx.transports.wire.addresses import parse_address
 
 _MIB = 1 << 20
 _SIZE = 96 * _MIB

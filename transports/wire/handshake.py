@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, TypeAlias
 
-from hoplite_ucx.transports.addresses import TOKEN_REMEDY
 from hoplite_ucx.transports.errors import (
     ConnectionLostError,
     HandshakeError,
@@ -33,9 +32,10 @@ from hoplite_ucx.transports.errors import (
     WrongTokenError,
     WrongVersionError,
 )
+from hoplite_ucx.transports.wire.addresses import TOKEN_REMEDY
 
 if TYPE_CHECKING:
-    from hoplite_ucx.transports.tls import Tls
+    from hoplite_ucx.transports.wire.tls import Tls
 
 __all__ = [
     "HANDSHAKE_SECONDS",

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from hoplite_ucx.transports.configuration import ConfigurationError, TlsFiles, load
 from hoplite_ucx.transports.errors import WrongTlsError
-from hoplite_ucx.transports.private_files import PrivateFileError, read_private
+from hoplite_ucx.transports.wire.private_files import PrivateFileError, read_private
 
 __all__ = ["WELCOME", "LinkSocket", "Tls", "open_tls", "tls_failure"]
 

@@ -5,11 +5,11 @@ from importlib.util import find_spec
 
 import pytest
 
-from hoplite_ucx.transports.conformance import CHECKS, Maker
+from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
+from hoplite_ucx.transports.testing.ucx_endpoint import UcxEndpoint
 from hoplite_ucx.transports.ucx import library, ucx_py
-from hoplite_ucx.transports.ucx.endpoint import UcxEndpoint
 from hoplite_ucx.transports.ucx.ucx_py import UcxPyLibrary
-from tests.transports import made_up_ucp
+from tests.tools import made_up_ucp
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
 

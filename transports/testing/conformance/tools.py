@@ -251,7 +251,11 @@ class Process:
     def __init__(self, make: Maker, node: int) -> None:
         self.node = node
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from hoplite_ucx.transports.conformance.tools import run_process; run_process()"],
+            [
+                sys.executable,
+                "-c",
+                "from hoplite_ucx.transports.testing.conformance.tools import run_process; run_process()",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hoplite_ucx.transports.measuring import LEAST, Estimate, Rates, Timed
+from hoplite_ucx.transports.link_measures import LEAST, Estimate, Rates, Timed
 from hoplite_ucx.transports.memory import Memory, MemorySink
 
 SIZE = 4 * LEAST

@@ -22,7 +22,6 @@ from functools import partial
 from hoplite_ucx.transports.configuration import ConfigurationError, Kind, load
 from hoplite_ucx.transports.detection import Machine, UcxBuild, rdma_devices, ucx_build
 from hoplite_ucx.transports.errors import HandshakeError
-from hoplite_ucx.transports.handshake import Identity, Peer
 from hoplite_ucx.transports.interface import (
     Fault,
     LinkLost,
@@ -37,17 +36,18 @@ from hoplite_ucx.transports.interface import (
     StreamKey,
     Transport,
 )
-from hoplite_ucx.transports.measuring import Timed
+from hoplite_ucx.transports.link_measures import Timed
 from hoplite_ucx.transports.selection import Choice, Selection
 from hoplite_ucx.transports.tcp import TcpTransport
 from hoplite_ucx.transports.ucx.library import UcxMissingError
 from hoplite_ucx.transports.ucx.settings import MARK, Greeting
 from hoplite_ucx.transports.ucx.transport import UcxTransport
+from hoplite_ucx.transports.wire.handshake import Identity, Peer
 
-__all__ = ["SelectingTransport", "open_transport"]
+__all__ = ["MixedTransport", "open_transport"]
 
 
-def open_transport(me: Identity, on_link_lost: LinkLost | None = None) -> SelectingTransport:
+def open_transport(me: Identity, on_link_lost: LinkLost | None = None) -> MixedTransport:
     """The transport of a node, as its configuration and its machine want it. Takes a moment if UCX must be loaded.
 
     UCX is loaded only if a rule asks for it, or if there is RDMA. Raises a `ConfigurationError` if the configuration
@@ -62,12 +62,12 @@ def open_transport(me: Identity, on_link_lost: LinkLost | None = None) -> Select
     unused = UcxBuild(failure="no rule asks for it, and there is no RDMA")
     ucx = ucx_build() if configuration.wants_ucx or rdma else unused
     selection = Selection(configuration, Machine(devices, ucx, -1, -1), time.monotonic)
-    transport = SelectingTransport(me, selection, on_link_lost)
+    transport = MixedTransport(me, selection, on_link_lost)
     transport.start()
     return transport
 
 
-class SelectingTransport(Transport):
+class MixedTransport(Transport):
     def __init__(self, me: Identity, selection: Selection, on_link_lost: LinkLost | None = None) -> None:
         self._on_link_lost = on_link_lost
         self._selection = selection

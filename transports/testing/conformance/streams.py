@@ -11,7 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from hoplite_ucx.transports.conformance.tools import (
+from hoplite_ucx.transports.interface import Fault, Priority
+from hoplite_ucx.transports.memory import Memory
+from hoplite_ucx.transports.testing.conformance.tools import (
     CLOSE_WAIT,
     Endpoint,
     GatedSink,
@@ -26,8 +28,6 @@ from hoplite_ucx.transports.conformance.tools import (
     steps,
     wait_until,
 )
-from hoplite_ucx.transports.interface import Fault, Priority
-from hoplite_ucx.transports.memory import Memory
 
 _MIB = 1 << 20
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import uvloop
 
-from hoplite_ucx.transports import session as sessions
-from hoplite_ucx.transports.addresses import parse_address, socket_address
 from hoplite_ucx.transports.errors import (
     ConnectionLostError,
     HandshakeError,
@@ -21,8 +19,10 @@ from hoplite_ucx.transports.errors import (
     ViolationError,
     WrongTokenError,
 )
-from hoplite_ucx.transports.handshake import Identity, Kind, client, run_blocking
-from hoplite_ucx.transports.session import Listener, Session, connect, probe
+from hoplite_ucx.transports.wire import session as sessions
+from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.wire.session import Listener, Session, connect, probe
 
 TOKEN = b"a token"
 MANY = 50  # both ends of all of them on one loop, and each has two seconds
