@@ -36,7 +36,7 @@ def planted_modules() -> str:
 def stopped_agents() -> str:
     with live_cluster(1) as live, silent_agents(20), mock.patch.object(cluster, "_GREETING_SECONDS", 60.0):
         began = time.monotonic()
-        cluster.join(live.address, None).close()
+        cluster.join(live.address, None, None).close()
         took = time.monotonic() - began
     assert took < 50, "it waited for one of them"
     return f"it took {1e3 * took:.0f} ms"
