@@ -14,6 +14,7 @@ from hoplite_ucx.cli import app
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+PROGRAMS = [block for language, block in BLOCKS if language == "python"]
 PREFIX = ".venv/bin/hoplite simulate "
 SIMULATED = [block for _, block in BLOCKS if block.startswith(PREFIX)]
 SHOWN = [block.split("\n\n", 1) for block in SIMULATED if "\n\n" in block]
@@ -41,15 +42,25 @@ def simulated(command: str) -> str:
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    [program] = [block for language, block in BLOCKS if language == "python"]
-    script = tmp_path / "example.py"
-    script.write_text(program)
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 0, ran.stderr
-    values, contributors = ran.stdout.splitlines()
+    values, contributors = printed(PROGRAMS[0], tmp_path)
     numbers = json.loads(contributors)
     assert len(set(numbers)) == 3
     assert values.split()[0] == f"[{sum(numbers)}."
+
+
+def test_the_other_calls_run(tmp_path: Path) -> None:
+    where, info, error = printed(PROGRAMS[1], tmp_path)
+    assert where.startswith("127.0.0.1:")
+    assert info.startswith("ObjectInfo(")
+    assert error.startswith("ObjectRef(")
+
+
+def printed(program: str, folder: Path) -> list[str]:
+    script = folder / "example.py"
+    script.write_text(program)
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
 
 
 @pytest.mark.parametrize(("command", "output"), SHOWN, ids=[command for command, _ in SHOWN])

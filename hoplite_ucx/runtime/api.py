@@ -42,6 +42,11 @@ class Cluster:
 
     It stays open until `close`, the end of its `with` block, or the end of the process. Any number of threads may use
     it. Refs are plain names and belong to no cluster; an object is only found in the cluster that it was put into.
+
+    Every call may raise `InvalidRequestError` for what cannot be carried out as it is written, `ClosedError` if the
+    cluster was closed, was never joined or has lost its agent, and `GetTimeoutError` if the agent does not answer
+    within the `timeout`. All are `HopliteError`s with a `remedy` and, where there is one, the `ref`. What else a call
+    raises is said there.
     """
 
     def __init__(self, of: Membership) -> None:
@@ -101,6 +106,9 @@ class Cluster:
         as it is and can be reduced. Bytes, bytearrays and memoryviews are stored as they are; any other value is
         pickled. `get` returns what was put, with the keys of dicts in their order. The value may be changed after `put`
         returns. A second put of a ref is ignored: the object that it has already stays, and no error is raised.
+
+        Raises `StoreFullError` if there is no room for it in time, and `ObjectDeletedError` if the ref was deleted a
+        short while ago.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -118,7 +126,8 @@ class Cluster:
         """Store every one of these values, and return their refs in order; `refs` gives names made before.
 
         Small objects are put many at a time, which takes a fraction of what a `put` of each would. If one cannot be
-        put, the error says which; what was put under refs that nobody knows yet is deleted again.
+        put, the error says which; what was put under refs that nobody knows yet is deleted again. Raises what `put`
+        raises.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -166,6 +175,10 @@ class Cluster:
         used. With `copy=True` they are in memory of their own, and can be written to. With `out`, the value is copied
         into an array of the same dtype and shape, which is returned. A get waits for an object that is yet to come;
         `timeout=None` waits as long as it still can come.
+
+        Raises `GetTimeoutError` if it has not come in time, `ObjectDeletedError` if it was deleted, `ObjectLostError`
+        if every copy was lost (`PutAbortedError`, if its putter ended early), `StoreFullError` if there is no room for
+        it here, and `InvalidRequestError` if it is a reduction that cannot be carried out.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -177,7 +190,7 @@ class Cluster:
         return _get(ours, refs, seconds, None if out is None else check_outs(out, len(refs)), own)
 
     def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
-        """The values of all refs, in order; all are fetched at the same time."""
+        """The values of all refs, in order; all are fetched at the same time. Raises what `get` raises."""
         ours = self._of.client
         seconds = check_timeout(timeout)
         return _get(ours, list_of_refs(refs), seconds, None, False)
@@ -185,7 +198,10 @@ class Cluster:
     def wait(
         self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-        """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest."""
+        """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest.
+
+        What has failed counts too, since a get of it answers at once. When the time is over, nothing is raised.
+        """
         return self._of.client.carry_out(calls.wait(refs, count, timeout))
 
     @overload
@@ -221,7 +237,10 @@ class Cluster:
         return each()
 
     def delete(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
-        """Forget objects everywhere, and cancel reductions. Arrays that came from `get` stay valid."""
+        """Forget objects everywhere, and cancel reductions. Arrays that came from `get` stay valid.
+
+        For a while gets and puts of these refs raise `ObjectDeletedError`. A ref that nobody has put is no error.
+        """
         self._of.client.carry_out(calls.delete(refs, timeout))
 
     # --- reduce -------------------------------------------------------------------------------------------------
@@ -244,6 +263,9 @@ class Cluster:
         their keys in any order: the result has the order, and the types of dicts, named tuples and numbers, of its
         first contributor. The arithmetic is numpy's in the sources' own dtype, so sums may overflow without an error:
         `uint8` sums from 256 on, and those of Python's ints, which are reduced as int64, beyond 63 bits.
+
+        Raises `ObjectDeletedError` if the target's ref was deleted a short while ago. What is wrong with the objects is
+        known when they are there: then a get of the result raises it.
         """
         return self._reduce(refs, op, count, ref, timeout, everywhere=False)
 
@@ -256,7 +278,7 @@ class Cluster:
         ref: ObjectRef | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> ObjectRef:
-        """Like `reduce`, for a result that every host with a source will get."""
+        """Like `reduce`, for a result that every host with a source will get. Raises what `reduce` raises."""
         return self._reduce(refs, op, count, ref, timeout, everywhere=True)
 
     def _reduce(
@@ -275,7 +297,11 @@ class Cluster:
         return note_made(self._of, ours.carry_out(asking))
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:
-        """The sources that went into a reduction's result, in the order they were chosen; waits for the decision."""
+        """The sources that went into a reduction's result, in the order they were chosen; waits for the decision.
+
+        Raises `InvalidRequestError` if the ref is not the result of a reduction, `ObjectDeletedError` if it was
+        deleted, and what made the reduction fail.
+        """
         return self._of.client.carry_out(calls.contributors(ref, timeout))
 
     # --- objects made in place ----------------------------------------------------------------------------------
@@ -292,7 +318,7 @@ class Cluster:
         return open_draft(self._of, shape, dtype, ref, timeout)
 
     def seal(self, draft: Draft) -> ObjectRef:
-        """Finish what `create` began, and return its ref."""
+        """Finish what `create` began, and return its ref. Raises what `put` raises."""
         return one_draft(draft).seal()
 
     @contextlib.contextmanager

@@ -6,7 +6,6 @@ questions, is sent the replies, and returns the result. Whoever carries it out k
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
@@ -72,16 +71,15 @@ def info(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Steps[
     deadline = None if seconds is None else time.monotonic() + seconds
     known: list[ObjectInfo] = []
     for start in range(0, len(given), MAX_DESCRIBED):
-        names = tuple(ref.binary for ref in given[start : start + MAX_DESCRIBED])
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        reply = yield Question(partial(_description, names, left), left)
+        reply = yield _description(tuple(ref.binary for ref in given[start : start + MAX_DESCRIBED]), left)
         assert isinstance(reply, wire.Descriptions)
         known += map(info_of, reply.descriptions)
     return known
 
 
-def _description(names: tuple[bytes, ...], timeout: float | None, call: int) -> wire.Request:
-    return wire.DescribeRequest(call, names, timeout)
+def _description(names: tuple[bytes, ...], timeout: float | None) -> Question:
+    return Question(lambda call, left: wire.DescribeRequest(call, names, left), timeout)
 
 
 class Completed:

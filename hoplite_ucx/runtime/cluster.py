@@ -107,7 +107,7 @@ def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str
     return {"directory": directory, "token": token.hex(), "memory": memory, "rate": rate, "host": host}
 
 
-def join(address: str, agent: str | None, token: bytes | None) -> Attachment:
+def join(address: str, agent: str | None, token: bytes | None = None) -> Attachment:
     """Find this host's agent of the cluster at that address. A token that is given must be the cluster's own."""
     try:
         wanted = resolved(address)
