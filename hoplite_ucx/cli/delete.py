@@ -11,6 +11,7 @@ from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.protocol.node.memory import Phase
 from hoplite_ucx.runtime import current
 from hoplite_ucx.runtime.cluster import ADDRESS
+from hoplite_ucx.runtime.inspection import local_agents
 
 
 def delete(
@@ -26,15 +27,18 @@ def delete(
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="The cluster's directory; HOPLITE_ADDRESS by default.")
     ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="The agent to go through, where this host has several; HOPLITE_AGENT by default.")
+    ] = None,
 ) -> None:
     """Delete objects everywhere in the cluster. `hoplite status` shows the largest of this host."""
     if (idle is None) == (not refs):
         raise typer.BadParameter("give either refs or --idle", param_hint="REF...")
     if address is None and not os.environ.get(ADDRESS):
-        raise typer.BadParameter(f"no cluster is named; give it, or set {ADDRESS}", param_hint="--address")
+        raise typer.BadParameter(_unnamed(), param_hint="--address")
     named = [_ref(text) for text in refs or ()]
     try:
-        hoplite.init(address)
+        hoplite.init(address, agent=agent)
         try:
             count = _delete_idle(idle) if idle is not None else 0
             hoplite.delete(named)
@@ -45,6 +49,12 @@ def delete(
         raise typer.Exit(1) from None
     # Nobody knows whether a ref that is named here had an object somewhere.
     typer.echo(f"deleted {count} objects" if idle is not None else f"deleted {len(named)} refs")
+
+
+def _unnamed() -> str:
+    here = sorted({agent["directory"] for agent in local_agents().status})
+    known = f"this host has agents of {', '.join(here)}" if here else "no agent of this user runs on this host"
+    return f"no cluster is named; give its address, or set {ADDRESS} ({known})"
 
 
 def _delete_idle(seconds: float) -> int:

@@ -12,6 +12,7 @@ from hoplite_ucx.cli.quantities import format_duration, format_size
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.cluster import ADDRESS
 from hoplite_ucx.runtime.inspection import LocalAgents, directory_status, local_agents, token_towards
+from hoplite_ucx.runtime.remedies import JOIN_OR_START, join
 
 
 def status(
@@ -33,25 +34,26 @@ def status(
     if as_json:
         typer.echo(json.dumps({"cluster": cluster, "agents": agents.status, "silent": agents.silent}))
     else:
-        _show(Console(), cluster, agents)
+        _show(Console(), where, cluster, agents)
     if cluster is None and not agents.status:
         raise typer.Exit(1)
 
 
-def _show(console: Console, cluster: dict[str, Any] | None, agents: LocalAgents) -> None:
+def _show(console: Console, where: str | None, cluster: dict[str, Any] | None, agents: LocalAgents) -> None:
     if cluster is not None:
         _show_cluster(console, cluster)
-    show_absent(console, agents)
+    show_absent(console, agents, where)
     for agent in agents.status:
         _show_agent(console, agent)
 
 
-def show_absent(console: Console, agents: LocalAgents) -> None:
-    """Who does not answer, or that there is nobody."""
+def show_absent(console: Console, agents: LocalAgents, cluster: str | None = None) -> None:
+    """Who does not answer, or that there is nobody, of the cluster at this address if one is named."""
     for name in agents.silent:
         console.print(f"agent {name} does not answer; look whether it is stopped, or overloaded", highlight=False)
     if not agents.status and not agents.silent:
-        console.print("no agent of this user runs on this host; `hoplite start` starts one")
+        remedy = JOIN_OR_START if cluster is None else join(cluster)
+        console.print(f"no agent of this user runs on this host; {remedy}", highlight=False)
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:

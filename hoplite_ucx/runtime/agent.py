@@ -471,6 +471,7 @@ class Agent:
             self._profile.memory,
             self._directory is not None,
             token_mark(self._profile.token, self.cluster),
+            private=self._profile.patience is not None,
         )
 
     def _directory_at(self, call: int) -> DirectoryAt:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.calls import Steps
-from hoplite_ucx.runtime.connection import START_AGAIN, Connection, over
+from hoplite_ucx.runtime.connection import Connection, over
 from hoplite_ucx.runtime.kernels import Bytes
 from hoplite_ucx.runtime.reader import Reader
 from hoplite_ucx.runtime.releases import Releases
@@ -41,10 +41,9 @@ R = TypeVar("R")
 
 
 class Client:
-    def __init__(self, name: str, remedy: str = START_AGAIN) -> None:
+    def __init__(self, name: str, remedy: str | None = None) -> None:
         """The name is that of the agent's socket; the remedy is what users are told when the agent is gone."""
         self._name = name
-        self._remedy = remedy
         self._identity = os.urandom(16)
         self._pid = os.getpid()
         self._local = threading.local()
@@ -208,7 +207,8 @@ class Client:
 
     def _connect(self, among: weakref.WeakSet[Connection], deadline: float | None = None) -> Connection:
         self.check_open()
-        connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=self._remedy)
+        remedy = self._background.remedy
+        connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=remedy)
         among.add(connection)
         if self._closed:  # meanwhile
             connection.end()

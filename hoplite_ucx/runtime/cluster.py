@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
-from hoplite_ucx.runtime import processes, wire
+from hoplite_ucx.runtime import processes, remedies, wire
 from hoplite_ucx.runtime.addresses import LOOPBACK_RATE, resolved
 from hoplite_ucx.runtime.client import Client
 from hoplite_ucx.runtime.connection import agents
@@ -152,7 +152,8 @@ def _same_cluster(found: list[str], silent: list[str]) -> list[str]:
 
 def _only(found: list[str], address: str) -> str:
     if len(found) > 1:
-        raise _invalid(f"several agents of {address} run here: {_names(found)}", f"name one with agent= or {AGENT}")
+        detail = f"several agents of {address} run here: {_names(found)}"
+        raise _invalid(detail, f"name one, with agent= in a program, --agent in a command, or {AGENT}")
     return found[0]
 
 
@@ -166,7 +167,7 @@ def _no_agent(address: str, agent: str | None, silent: list[str]) -> HopliteErro
         return Failure(FailureKind.CLOSED, detail, "look whether it is stopped, or overloaded").exception()
     which = f"no agent {agent}" if agent else "no agent"
     detail = f"{which} of the cluster at {address} runs on this host under this user"
-    return Failure(FailureKind.CLOSED, detail, f"start one with `hoplite start --address {address}`").exception()
+    return Failure(FailureKind.CLOSED, detail, remedies.join(address)).exception()
 
 
 def _invalid(detail: str, remedy: str) -> HopliteError:

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime import wire
+from hoplite_ucx.runtime.remedies import start_again
 from hoplite_ucx.transports import shm
 
 QUIET = 10.0
@@ -31,7 +32,6 @@ _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 
-START_AGAIN = "look whether it was killed, start it again with `hoplite start`, then call shutdown() and init()"
 PING = 0
 """The call number of pings; calls count from one."""
 
@@ -44,10 +44,10 @@ class Connection:
         *,
         background: bool,
         deadline: float | None = None,
-        remedy: str = START_AGAIN,
+        remedy: str | None = None,
     ) -> None:
-        """The remedy is what users are told when the agent is gone."""
-        self._remedy = remedy
+        """The remedy is what users are told when the agent is gone; by default, how to start it again."""
+        self.remedy = remedy or "look whether it was killed, and start it again"
         self._ended = False
         try:
             self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -76,6 +76,7 @@ class Connection:
             sock.close()
             raise self._gone("the agent does not greet")
         self.greeting = greeting
+        self.remedy = remedy or start_again(greeting)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -155,7 +156,7 @@ class Connection:
         return self._gone("the agent does not answer")
 
     def _gone(self, detail: str) -> HopliteError:
-        return over() if self._ended else Failure(FailureKind.CLOSED, detail, self._remedy).exception()
+        return over() if self._ended else Failure(FailureKind.CLOSED, detail, self.remedy).exception()
 
     def __del__(self) -> None:
         """A thread that ends leaves its connection behind."""

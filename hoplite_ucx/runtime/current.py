@@ -125,10 +125,10 @@ def _way_to(
             raise invalid("agent is for a cluster that runs already", "give its address, too")
         return partial(clusters.start_embedded, store_limit(limit), secret, variables)
     if memory is not None:
-        raise invalid("memory is for a private cluster", "give the limit to `hoplite start` instead")
+        raise invalid("memory is for a private cluster", "give it to `hoplite start --memory` instead")
     if config is not None:
         raise invalid("config is for a private cluster", "set HOPLITE_CONFIG for `hoplite start` instead")
-    if agent is None and address is None:
+    if agent is None and _from_outside(clusters.ADDRESS) in (None, where):  # else it is one of another cluster
         agent = _from_outside(clusters.AGENT)
     return partial(clusters.join, where, agent, secret)
 

@@ -181,6 +181,8 @@ class Greeting(_Reply, frozen=True):
     joined: bool
     token_mark: Annotated[bytes, Meta(max_length=16)] = b""
     """By which a worker sees whether it was given this cluster's token."""
+    private: bool = False
+    """The cluster belongs to a program, and ends with it."""
 
 
 def token_mark(token: bytes, cluster: str) -> bytes:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.events import (
     CallFailed,
@@ -40,6 +42,7 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import CallId, StreamId
 from hoplite_ucx.runtime import wire
+from hoplite_ucx.runtime.remedies import delete_left
 from hoplite_ucx.runtime.store import SMALL, Backing, Segment, Store
 from hoplite_ucx.runtime.waking import now
 from hoplite_ucx.transports import shm
@@ -347,7 +350,10 @@ class Workers:
             entry.session.send(make(entry.number))
 
     def _failed(self, failed: CallFailed) -> None:
-        self._reply(failed.call, lambda number: wire.Refused(number, failed.failure))
+        failure = failed.failure
+        if failure.kind is FailureKind.STORE_FULL:
+            failure = replace(failure, remedy=f"{failure.remedy}; {delete_left(self._greeting())}")
+        self._reply(failed.call, lambda number: wire.Refused(number, failure))
 
     def fail(self, call: CallId, failure: Failure) -> None:
         """The agent cannot carry a call out: its caller is told, and the machine forgets it."""

@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+
 import hoplite_ucx as hoplite
-from hoplite_ucx.errors import InvalidRequestError
+from hoplite_ucx.errors import InvalidRequestError, StoreFullError
 from hoplite_ucx.runtime import cluster, host_memory
 from hoplite_ucx.transports.errors import WrongTokenError
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
@@ -16,9 +18,10 @@ from hoplite_ucx.transports.wire.handshake import Identity, Kind
 from hoplite_ucx.transports.wire.session import connect
 from tests.first_hour.findings import finding
 from tests.runtime.live import live_cluster
-from tests.runtime.test_service import service
+from tests.runtime.test_service import run, service
 from tests.tools.planting import plant, run_in, traces, write_program
 from tests.tools.silent_agents import silent_agents
+from tests.tools.typing_remedies import hoplite_command
 
 
 @finding("1", "init() in a directory where others left uvloop.py, secrets.py and hoplite_ucx/")
@@ -82,3 +85,17 @@ def too_much_memory() -> str:
         except InvalidRequestError as error:
             return str(error)
     raise AssertionError("it is taken silently")
+
+
+@finding("9", "typing what StoreFullError says, beside a program's own cluster")
+def typed_remedies() -> str:
+    with hoplite.connect(memory=64 << 20) as program:
+        program.put(np.ones(40 << 20, np.uint8))
+        try:
+            program.put(np.ones(40 << 20, np.uint8), timeout=0.2)
+        except StoreFullError as error:
+            told = hoplite_command(error)
+            done = run(*told, HOPLITE_TOKEN="")
+            assert done.returncode == 0, done.stderr
+            return f"`hoplite {' '.join(told)}` {done.stdout.strip()}"
+    raise AssertionError("it is not full")

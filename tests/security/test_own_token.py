@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.cli import app
+from hoplite_ucx.cli.start import _show
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime import inspection
 from hoplite_ucx.runtime.service import ServicePlan
@@ -92,7 +93,7 @@ def test_a_head_tells_other_hosts_what_to_do(home: Path, capsys: pytest.CaptureF
     plan = ServicePlan(token=b"secret", memory=1 << 20)
     for host, told in (("198.18.0.1", True), ("127.0.0.1", False)):
         started = SimpleNamespace(address=f"{host}:7777", agent=agent)
-        sys.modules["hoplite_ucx.cli.start"]._show(started, plan, home, False)
+        _show(started, plan, home, False)  # type: ignore[arg-type]
         said = capsys.readouterr().out
         assert f"token      {home} " in said
         assert "secret" not in said

@@ -7,6 +7,7 @@ refused if another user made it, or if a symbolic link leads to it.
 
 import errno
 import os
+import shlex
 import stat
 import tempfile
 from contextlib import suppress
@@ -44,7 +45,9 @@ def read_private(path: Path, *, own: bool = False) -> bytes:
         if own and found.st_uid != os.geteuid():
             raise PrivateFileError(path, f"belongs to another user ({found.st_uid})", "remove it")
         if found.st_mode & _OTHERS:
-            raise PrivateFileError(path, "is open to every user of this host", f"run chmod o-rwx {path}")
+            raise PrivateFileError(
+                path, "is open to every user of this host", f"run `chmod o-rwx {shlex.quote(str(path))}`"
+            )
         content = os.read(fd, MAX_BYTES + 1)
     finally:
         os.close(fd)

@@ -575,7 +575,6 @@ def store_full(ref: bytes, size: int, memory: Memory) -> Failure:
     return Failure(
         FailureKind.STORE_FULL,
         f"{size} bytes do not fit: {memory.used} of {memory.limit} are in use, the largest by {largest or 'nothing'}",
-        "delete objects (`hoplite delete --idle 60s`: those of ended programs), drop arrays that came from get,"
-        " or raise the store's limit",
+        "delete objects, drop arrays that came from get, or raise the store's limit",
         ref,
     )
