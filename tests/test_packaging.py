@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -12,17 +11,10 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+from tests.tools.packages import CHECKOUT, peers_ask_for, problems_of_a_program, run
+
 LINKED = ("transports", "gpu", "bench")
 PACKAGES = ("hoplite_ucx", *(f"hoplite_ucx.{name}" for name in LINKED), "hoplite_ucx.runtime", "hoplite_ucx.cli")
-
-
-def _run(*command: str | Path, cwd: Path) -> str:
-    # The build must see neither this process's import path nor its working directory.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +23,7 @@ def clean_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("git") is None or not (CHECKOUT / ".git").exists():
         pytest.skip("not a git checkout")
     target = tmp_path_factory.mktemp("packaging") / "checkout"
-    for name in filter(None, _run("git", "ls-files", "-z", cwd=CHECKOUT).split("\0")):
+    for name in filter(None, run("git", "ls-files", "-z", cwd=CHECKOUT).split("\0")):
         source = CHECKOUT / name
         if source.is_symlink() or source.exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +34,7 @@ def clean_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def artefacts(clean_checkout: Path) -> tuple[Path, Path]:
     """The sdist and, built from it as installers do, the wheel."""
-    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "../dist", cwd=clean_checkout)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "../dist", cwd=clean_checkout)
     dist = clean_checkout.parent / "dist"
     (sdist,) = dist.glob("*.tar.gz")
     (wheel,) = dist.glob("*.whl")
@@ -100,15 +92,15 @@ def _install_and_import(tmp_path: Path, *what: str | Path) -> None:
     venv.create(home, with_pip=False, symlinks=True)
     python = home / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python)
-    site = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     # Only a path entry: it makes the dependencies importable without running this environment's own .pth files,
     # one of which may point at the checkout.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     before = set(os.listdir(site))
-    _run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", *what, cwd=tmp_path)
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", *what, cwd=tmp_path)
     brought = set(os.listdir(site)) - before
 
-    report = _run(
+    report = run(
         python, "-c",
         "import importlib, sys\n"
         f"for name in {PACKAGES!r}: print(importlib.import_module(name).__file__)\n"
@@ -124,45 +116,18 @@ def _install_and_import(tmp_path: Path, *what: str | Path) -> None:
         assert {name for name in brought if not name.endswith(".dist-info")} == {"hoplite_ucx"}
         assert all(file.is_relative_to(site) for file in files)
     assert all(not file.resolve().is_relative_to(CHECKOUT) for file in files)
-    version = _run(home / "bin" / "hoplite", "--version", cwd=tmp_path)
+    version = run(home / "bin" / "hoplite", "--version", cwd=tmp_path)
     assert version.startswith("hoplite 0.")
-    assert _run(python, "-m", "hoplite_ucx", "--version", cwd=tmp_path) == version
-    usage = _run(home / "bin" / "hoplite", "--help", cwd=tmp_path)
-    assert _run(python, "-m", "hoplite_ucx", "--help", cwd=tmp_path) == usage
-    _check_types(python, tmp_path)
-
-
-def _check_types(python: Path, folder: Path) -> None:
-    """A user's program is checked against our types, and not passed over because nothing is known of us."""
-    (folder / "program.py").write_text(
-        "import hoplite_ucx as hoplite\nref: hoplite.ObjectRef = hoplite.put(1)\nwrong: str = hoplite.put(2)\n"
-    )
-    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "program.py"]
-    done = subprocess.run(mypy, cwd=folder, capture_output=True, text=True, check=False)
-    [problem, _] = done.stdout.splitlines()
-    assert problem.startswith("program.py:3: error: Incompatible types in assignment"), done.stdout + done.stderr
+    assert run(python, "-m", "hoplite_ucx", "--version", cwd=tmp_path) == version
+    usage = run(home / "bin" / "hoplite", "--help", cwd=tmp_path)
+    assert run(python, "-m", "hoplite_ucx", "--help", cwd=tmp_path) == usage
+    [problem] = problems_of_a_program(python, tmp_path)
+    assert "Incompatible types in assignment" in problem
 
 
 @pytest.mark.parametrize("index_has_it", [True, False])
 def test_peers_take_the_torch_that_the_package_index_has(tmp_path: Path, index_has_it: bool) -> None:
-    """With a Python that only notes what it was asked to install."""
-    (tmp_path / "ci").mkdir()
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    shutil.copy(CHECKOUT / "ci" / "peers", tmp_path / "ci")
-    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text(
-        '#!/bin/sh\necho "$*" >> asked\n'
-        'case "$*" in\n'
-        '    "-m venv "*) mkdir -p .venv-peers/bin; cp "$0" .venv-peers/bin/python;;\n'
-        f"    *torch==*+cpu*) exit {0 if index_has_it else 1};;\n"
-        "esac\n"
-    )
-    (tmp_path / "ci" / "setup").write_text("#!/bin/sh\n")
-    for script in (python, tmp_path / "ci" / "setup"):
-        script.chmod(0o755)
-    _run(tmp_path / "ci" / "peers", cwd=tmp_path)
-    installs = [line for line in (tmp_path / "asked").read_text().splitlines() if "pip install" in line]
+    installs = peers_ask_for(tmp_path, index_has_it=index_has_it)
     assert all(".[peers]" in line for line in installs)
     assert ["torch==" in line for line in installs] == ([True] if index_has_it else [True, False])
     assert (tmp_path / ".venv-peers" / "stamp").exists()

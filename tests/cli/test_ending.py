@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.test_faults import alive, without_address
+from tests.tools.commands import HOPLITE, interrupt_while_loading
 
 MARK = "HOPLITE_TEST_ENDING"
 _BENCH = """
@@ -104,31 +105,14 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         assert service.wait(10) == 0
 
 
-@pytest.fixture
-def slow_to_load(tmp_path: Path) -> dict[str, str]:
-    """An environment in which one of the modules that the command loads says so, and takes its time."""
-    (tmp_path / "typer.py").write_text("import os, time\nos.write(1, b'loading\\n')\ntime.sleep(100)\n")
-    return {**without_address(), "PYTHONPATH": str(tmp_path)}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [[sys.executable, "-m", "hoplite_ucx"], [sysconfig.get_path("scripts") + "/hoplite"]],
-    ids=["-m", "script"],
-)
-def test_ctrl_c_while_the_command_loads_is_silent(command: tuple[str, ...], slow_to_load: dict[str, str]) -> None:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*command, "--version"], **pipes, text=True, env=slow_to_load) as loading:
-        assert loading.stdout is not None
-        assert loading.stdout.readline() == "loading\n"
-        loading.send_signal(signal.SIGINT)
-        assert loading.communicate(timeout=20) == ("", "")
-    assert loading.returncode == -signal.SIGINT  # which a shell calls 130
+@pytest.mark.parametrize("command", [HOPLITE, (sysconfig.get_path("scripts") + "/hoplite",)], ids=["-m", "script"])
+def test_ctrl_c_while_the_command_loads_is_silent(command: tuple[str, ...], tmp_path: Path) -> None:
+    assert interrupt_while_loading(command, tmp_path) == (-signal.SIGINT, "", "")  # which a shell calls 130
 
 
 def test_ctrl_c_that_is_ignored_stays_so_while_the_command_loads(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import signal\nraise SystemExit(signal.getsignal(signal.SIGINT).name)\n")
-    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-m", "hoplite_ucx"]
+    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *HOPLITE]
     environment = {**without_address(), "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(ignoring, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.stderr == "SIG_IGN\n"

@@ -7,24 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.test_faults import without_address
+from tests.tools.commands import HOPLITE, shell
 
-HOPLITE = [sys.executable, "-m", "hoplite_ucx"]
 REPORT = ("simulate", "broadcast", "--nodes", "4", "--size", "1MiB", "--kill", "2@40%")
 COMMANDS = [("--help",), ("doctor",), REPORT]
 FULL = "error: standard output cannot be written: No space left on device\n"
-
-
-def shell(redirection: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a shell with this redirection."""
-    return subprocess.run(
-        ["sh", "-c", f'"$@" {redirection}', "sh", *HOPLITE, *arguments],
-        capture_output=True,
-        encoding="latin-1",
-        timeout=60,
-        check=False,
-        env={**without_address(), **environment},
-    )
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
