@@ -86,8 +86,9 @@ class Leaf(Struct, frozen=True, array_like=True):
     def __str__(self) -> str:
         match self.kind:
             case Kind.ARRAY | Kind.MEMORYVIEW:
+                view = "memoryview of " if self.kind is Kind.MEMORYVIEW else ""
                 order = " in Fortran order" if self.fortran else ""
-                return f"{dtype_name(self.dtype)}{list(self.shape)}{order}"
+                return f"{view}{dtype_name(self.dtype)}{list(self.shape)}{order}"
             case Kind.SCALAR:
                 return dtype_name(self.dtype)
             case Kind.BYTES | Kind.BYTEARRAY:
@@ -106,7 +107,7 @@ class ArrayLayout(Struct, frozen=True, array_like=True, tag="array"):
     leaf: Leaf
 
     def __str__(self) -> str:
-        return f"array {self.leaf}"
+        return f"array {self.leaf}" if self.leaf.kind is Kind.ARRAY else str(self.leaf)
 
 
 class DictNode(Struct, frozen=True, array_like=True, tag="dict"):
@@ -147,7 +148,8 @@ class TreeLayout(Struct, frozen=True, array_like=True, tag="tree"):
 
     def __str__(self) -> str:
         shown = [str(leaf) for leaf in self.leaves[:4]] + ["…"] * (len(self.leaves) > 4)
-        return f"tree of {len(self.leaves)} arrays ({', '.join(shown)})"
+        what = "arrays" if all(leaf.kind is Kind.ARRAY for leaf in self.leaves) else "leaves"
+        return f"tree of {len(self.leaves)} {what} ({', '.join(shown)})"
 
 
 class BundleLayout(Struct, frozen=True, array_like=True, tag="bundle"):

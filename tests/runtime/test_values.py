@@ -418,3 +418,21 @@ def test_copies_can_be_written_to() -> None:
     result["m"][0] = 5
     assert (result["n"], result["b"], bytes(result["m"])) == (3, b"bytes", b"\x05bc")
     assert bytes(values.decode(memory, encoded.layout)["m"]) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (np.zeros((3, 4), "f4"), "array float32[3, 4]"),
+        (3, "int"),
+        (np.float32(1), "float32"),
+        (b"bytes", "bytes of length 5"),
+        (memoryview(b"bytes"), "memoryview of uint8[5]"),
+        ([np.zeros(3)], "tree of 1 arrays (float64[3])"),
+        ({"a": 1.5, "b": [np.zeros(3)] * 4}, "tree of 5 leaves (float, float64[3], float64[3], float64[3], …)"),
+        ({"a": "text"}, "a pickled object (a str at ['a'])"),
+    ],
+)
+def test_layouts_in_words(value: object, shown: str) -> None:
+    encoded = values.encode(value)
+    assert str(decode_layout(encoded.layout, encoded.size)) == shown
