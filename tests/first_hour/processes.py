@@ -92,7 +92,7 @@ def typed_remedies() -> str:
     with hoplite.connect(memory=64 << 20) as program:
         program.put(np.ones(40 << 20, np.uint8))
         try:
-            program.put(np.ones(40 << 20, np.uint8), timeout=0.2)
+            program.create(1 << 30, np.uint8)
         except StoreFullError as error:
             told = hoplite_command(error)
             done = run(*told, HOPLITE_TOKEN="")

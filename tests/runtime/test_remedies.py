@@ -1,7 +1,9 @@
 """Commands that errors tell users to type work as they stand, beside a program's own cluster and a started one."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,10 +50,18 @@ def typed(arguments: list[str]) -> Iterator[str]:
             process.communicate(timeout=60)
 
 
+def lasting_port() -> int:
+    """A free one that the system gives to nobody by itself, so that it is still free after its listener has ended."""
+    for port in range(10_000 + os.getpid() % 10_000, 30_000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("all ports are taken")
+
+
 def fill() -> StoreFullError:
     hoplite.put(np.ones(40 << 20, np.uint8))
     with pytest.raises(StoreFullError) as caught:
-        hoplite.put(np.ones(40 << 20, np.uint8), timeout=0.5)
+        hoplite.create(2 * MEMORY, np.uint8)  # more than there will ever be room for, which is known at once
     return caught.value
 
 
@@ -104,7 +114,7 @@ def test_delete_without_a_cluster_names_those_of_this_host() -> None:
 
 
 def test_an_agent_that_was_killed_with_its_head() -> None:
-    with service("--head", "--port", "0") as (head, report):
+    with service("--head", "--port", str(lasting_port())) as (head, report):
         hoplite.init(report["address"])
         (agent,) = [c for c in children_of(head.pid) if Path(f"/proc/{c}/cmdline").read_bytes().count(b"agent")]
         os.kill(agent, signal.SIGKILL)
