@@ -133,11 +133,14 @@ class Client:
                 left = left_until(deadline)
                 request = wire.PutRequest(call, ref, size, layout, None, left, by_hand=True)
                 connection.send_frames(self.with_releases(connection, call, request), deadline)
-                workspace = self._workspace(connection, call, deadline)
+                space = self._reply(connection, {call}, deadline)
+                assert isinstance(space, wire.Space)
+                workspace = self._workspace(connection, space)
             except BaseException:
                 connection.close()
                 raise
-        return OpenPut(self, connection, call, workspace, size, allowance)
+        give_up = partial(self._release, space.pin, self._releases.forks)
+        return OpenPut(self, connection, call, workspace, size, allowance, give_up)
 
     def get(self, refs: Sequence[bytes], timeout: float | None) -> list[tuple[memoryview, bytes]]:
         """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
@@ -301,9 +304,7 @@ class Client:
                 os.close(fd)
         return space.backing
 
-    def _workspace(self, connection: Connection, call: int, deadline: float | None) -> shm.Workspace:
-        space = self._reply(connection, {call}, deadline)
-        assert isinstance(space, wire.Space)
+    def _workspace(self, connection: Connection, space: wire.Space) -> shm.Workspace:
         fd = connection.take_fd()
         try:
             array = self._mine.pop(space.backing) if space.known else shm.map_writable(fd, space.capacity)
@@ -328,7 +329,8 @@ class Client:
             os.close(fd)
 
     def _release(self, pin: int, forks: int) -> None:
-        """A mapping is gone, wherever its last view died: the next call tells the agent, or another thread."""
+        """A mapping is gone, wherever its last view died, or a draft: the next call tells the agent, or another
+        thread."""
         if os.getpid() == self._pid and not self._closed:
             self._held.discard(pin)
             self._releases.add(pin, forks)
@@ -343,8 +345,9 @@ class Client:
         new = {pin: forks for pin, forks in pins.items() if pin not in gone_before}
         if not new:
             return wire.frame(request)
+        frames = wire.frame(self._releases.message(new)) + wire.frame(request)
         connection.carried = (call, pins)
-        return wire.frame(self._releases.message(new)) + wire.frame(request)
+        return frames
 
     def _poke(self) -> None:
         with suppress(OSError):
@@ -431,13 +434,16 @@ class OpenPut:
         workspace: shm.Workspace,
         size: int,
         allowance: Allowance,
+        give_up: Callable[[], None],
     ) -> None:
+        """`give_up` lets the agent know before the next call, which may need the memory."""
         self._client = client
         self._connection = connection
         self._call = call
         self._workspace: shm.Workspace | None = workspace
         self._size = size
         self._allowance = allowance
+        self._give_up = give_up
         self.memory = workspace.array.data[:size]
 
     @property
@@ -458,15 +464,18 @@ class OpenPut:
                 self._connection.send(wire.PutEnd(self._call), deadline)
                 reply = self._client._reply(self._connection, {self._call}, deadline)
         finally:
-            self.abort()
+            self._close()
         assert isinstance(reply, wire.Stored)
         return reply.existing
 
     def abort(self) -> None:
-        """Unless it is finished, nothing was put: the agent sees the connection end. The memory stays for its user, and
-        the descriptor is closed."""
+        """Nothing was put. The memory stays for its user, but not in the store."""
+        self._close()
+        self._give_up()
+
+    def _close(self) -> None:
         self._connection.close()
-        self._workspace = None
+        self._workspace = None  # and with it the descriptor
 
     def _settle(self, watermark: int) -> int:
         self._client.check_open()

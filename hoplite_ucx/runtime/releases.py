@@ -1,4 +1,4 @@
-"""Which mappings of this process are gone, until the agent is known to have heard of it.
+"""Which mappings and drafts of this process are gone, until the agent is known to have heard of it.
 
 A call may need the memory that its caller let go of just before. So a request travels behind every release that the
 agent may not have heard of, on the request's own connection: what another connection carries may be read later. A

@@ -26,7 +26,7 @@ from hoplite_ucx.protocol.messages import (
     malformed,
 )
 
-WIRE = 5
+WIRE = 6
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """So many may stand in one request."""
@@ -141,7 +141,8 @@ class Ping(_Request, frozen=True):
 
 
 class Released(_Request, frozen=True):
-    """Mappings that are gone. `shared`: a fork since then may have given a copy to a child."""
+    """Mappings that are gone, and memory for puts that were given up, by their pins. `shared`: a fork since then may
+    have given a copy to a child."""
 
     pins: tuple[tuple[Number, bool], ...]
 
@@ -190,12 +191,14 @@ def token_mark(token: bytes, cluster: str) -> bytes:
 
 
 class Space(_Reply, frozen=True):
-    """Memory for a put: a mapping that the worker has (`known`), or the descriptor beside this message, or both."""
+    """Memory for a put: a mapping that the worker has (`known`), or the descriptor beside this message, or both. It is
+    the worker's until the put ends, or its pin is released."""
 
     call: Number
     backing: Number
     capacity: Bytes
     known: bool
+    pin: Number
 
 
 class Stored(_Reply, frozen=True):

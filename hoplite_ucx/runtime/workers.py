@@ -283,7 +283,7 @@ class Workers:
             return
         entry.segment = segment
         assert backing.shared is not None
-        space = wire.Space(entry.number, backing.number, backing.capacity, known)
+        space = wire.Space(entry.number, backing.number, backing.capacity, known, ready.call)
         entry.session.send(space, None if known and not entry.by_hand else backing.shared.fd)
 
     def _give_up(self, call: CallId, entry: _Call, error: OSError) -> None:
@@ -324,10 +324,13 @@ class Workers:
         worker = session.worker
         for call, shared in pins:
             pin = worker.pins.pop(call, None) if worker is not None else None
+            entry = self._calls.get(call)
             if pin is not None:
                 pin.backing.mapped -= 1
                 pin.backing.tainted = pin.backing.tainted or shared
                 self._dispatch(Unpin(call))
+            elif entry is not None and entry.session.worker is worker:
+                self._cancel(entry.session, entry.number)
 
     # --- answers -----------------------------------------------------------------------------------------------
 

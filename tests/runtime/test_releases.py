@@ -128,9 +128,28 @@ def test_what_comes_from_another_host_finds_room_too() -> None:
             ref, wanted = near.put(LARGE), far.put(LARGE)
 
 
+def drop_an_array() -> Callable[[], None]:
+    arrays = [hoplite.get(ref := put(), timeout=20)]
+    hoplite.delete(ref)
+    return arrays.clear
+
+
+def abort_a_draft() -> Callable[[], None]:
+    return hoplite.create(LARGE.shape, LARGE.dtype, timeout=20).abort
+
+
+def forget_a_draft() -> Callable[[], None]:
+    drafts = [hoplite.create(LARGE.shape, LARGE.dtype, timeout=20)]
+    return drafts.clear
+
+
 @pytest.mark.usefixtures("cluster")
-def test_a_put_that_overtakes_the_background_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent is stopped while the background tells of a release, and then reads the put's connection first."""
+@pytest.mark.parametrize("hold", [drop_an_array, abort_a_draft, forget_a_draft])
+def test_a_put_that_overtakes_other_connections_finds_room(
+    hold: Callable[[], Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent is stopped while all others speak of what was freed, and then reads the put's connection first."""
+    let_go = hold()
     told = threading.Event()
     tell = Client._tell_releases
 
@@ -138,9 +157,6 @@ def test_a_put_that_overtakes_the_background_finds_room(monkeypatch: pytest.Monk
         tell(ours)
         told.set()
 
-    ref = put()
-    array = hoplite.get(ref, timeout=20)
-    hoplite.delete(ref)
     monkeypatch.setattr(Client, "_tell_releases", tell_and_say_so)
     mine = current.client()._connection(None)
     receive = mine.receive
@@ -155,7 +171,7 @@ def test_a_put_that_overtakes_the_background_finds_room(monkeypatch: pytest.Monk
     os.kill(agent, signal.SIGSTOP)
     try:
         mine.send(wire.Ping(PING))  # so this is the first connection that the agent will read
-        del array
+        let_go()
         assert told.wait(20)
         hoplite.delete(put())
     finally:
