@@ -99,9 +99,13 @@ class PutFinished(_Local, frozen=True):
 
 
 class GetCall(_Local, frozen=True):
+    """`once`: the directory is asked whether the object is there now. If it is, it is fetched until the deadline; if it
+    is not, the call fails: a get that asks once does not wait for a producer."""
+
     call: CallId
     ref: bytes
     deadline: float | None
+    once: bool = False
 
 
 class WaitCall(_Local, frozen=True):

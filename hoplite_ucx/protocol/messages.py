@@ -15,7 +15,7 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NO_SLOT, REF_BYTES, CallId, NodeId, Ref, StreamId, Version
 from hoplite_ucx.protocol.settings import Seconds, Settings
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever two builds could misunderstand each other; compared in the handshake."""
 
 MAX_FRAME = 64 << 20
@@ -111,6 +111,14 @@ class Describe(_ToDirectory, frozen=True):
 
     call: Call
     refs: Annotated[tuple[Ref, ...], Meta(max_length=MAX_DESCRIBED)]
+
+
+class Poll(_ToDirectory, frozen=True):
+    """What is known of the ref now? Whatever the node asked before is answered before this, and an `Ask` of the same
+    call, if it was not, is over. Without a ref, that order is all that it is for."""
+
+    call: Call
+    ref: Ref | None = None
 
 
 class Origin(Struct, frozen=True, array_like=True):
@@ -331,6 +339,7 @@ ToDirectory: TypeAlias = (
     | Reduce
     | Ask
     | Describe
+    | Poll
     | Bound
     | Consumed
     | CombinedInline
@@ -563,6 +572,13 @@ class Described(_ToNode, frozen=True):
     descriptions: Annotated[tuple[Description, ...], Meta(max_length=MAX_DESCRIBED)]
 
 
+class Polled(_ToNode, frozen=True):
+    """What a get of the ref would meet, unless its answer came already."""
+
+    call: Call
+    state: ObjectState
+
+
 class Rejected(_ToNode, frozen=True):
     """A message that could not be handled; nothing was changed by it."""
 
@@ -591,6 +607,7 @@ ToNode: TypeAlias = (
     | Reduced
     | Contributors
     | Described
+    | Polled
     | Rejected
 )
 

@@ -135,6 +135,7 @@ class Agent:
             up=profile.rate,
             down=profile.rate,
             cluster=self.cluster,
+            directory=profile.directory,
             memory=profile.memory,
         )
         self.machine = NodeState(node_id(self._identity_number), node_profile)

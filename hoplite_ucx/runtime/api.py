@@ -109,6 +109,10 @@ class Cluster:
 
         Raises `StoreFullError` if there is no room for it in time, and `ObjectDeletedError` if the ref was deleted a
         short while ago.
+
+        This host's processes see the object as soon as `put` returns, others when the directory has heard of it, which
+        is a message's way later. While the directory does not answer, a put waits for it: `GetTimeoutError` after the
+        `timeout`, of which the directory has 0.75 s at least, also of `timeout=0`.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -179,6 +183,11 @@ class Cluster:
         Raises `GetTimeoutError` if it has not come in time, `ObjectDeletedError` if it was deleted, `ObjectLostError`
         if every copy was lost (`PutAbortedError`, if its putter ended early), `StoreFullError` if there is no room for
         it here, and `InvalidRequestError` if it is a reduction that cannot be carried out.
+
+        `timeout=0` asks once, and does not wait for a producer: what is complete somewhere is fetched (for which there
+        are 300 s), anything else is a `GetTimeoutError` at once. Any other `timeout` is for all of it, the transfer
+        too. The error says what is known: that nobody has the object, how much of it has come, or that the directory
+        does not answer, and since when; for that answer a call may take up to 0.75 s longer than its `timeout`.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -190,7 +199,8 @@ class Cluster:
         return _get(ours, refs, seconds, None if out is None else check_outs(out, len(refs)), own)
 
     def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
-        """The values of all refs, in order; all are fetched at the same time. Raises what `get` raises."""
+        """The values of all refs, in order; all are fetched at the same time. Raises what `get` raises, and takes a
+        `timeout` as `get` does."""
         ours = self._of.client
         seconds = check_timeout(timeout)
         return _get(ours, list_of_refs(refs), seconds, None, False)
@@ -200,7 +210,9 @@ class Cluster:
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
         """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest.
 
-        What has failed counts too, since a get of it answers at once. When the time is over, nothing is raised.
+        What has failed counts too, since a get of it answers at once. When the time is over, nothing is raised, unless
+        the directory does not answer: then that is a `GetTimeoutError`, as nobody knows what is ready. `timeout=0` asks
+        once what is complete now.
         """
         return self._of.client.carry_out(calls.wait(refs, count, timeout))
 
@@ -239,7 +251,8 @@ class Cluster:
     def delete(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """Forget objects everywhere, and cancel reductions. Arrays that came from `get` stay valid.
 
-        For a while gets and puts of these refs raise `ObjectDeletedError`. A ref that nobody has put is no error.
+        For a while gets and puts of these refs raise `ObjectDeletedError`. A ref that nobody has put is no error. The
+        `timeout` is for the directory's answer, which has 0.75 s at least: `timeout=0` deletes too.
         """
         self._of.client.carry_out(calls.delete(refs, timeout))
 
@@ -257,7 +270,8 @@ class Cluster:
         """Combine the first `count` of these objects that are ready (all, if it is not given), element by element.
 
         Returns at once with the ref of a result that is still to come; `ref` gives it a name made before. The
-        operations: sum, prod, min, max, mean, and, or, xor. The `timeout` is for handing in the request.
+        operations: sum, prod, min, max, mean, and, or, xor. The `timeout` is for handing in the request, and counts as
+        0.75 s if it is less.
 
         Objects must be arrays, numbers, or trees of them, and all have the same dtypes, shapes and keys. Dicts may have
         their keys in any order: the result has the order, and the types of dicts, named tuples and numbers, of its
@@ -297,7 +311,8 @@ class Cluster:
         return note_made(self._of, ours.carry_out(asking))
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:
-        """The sources that went into a reduction's result, in the order they were chosen; waits for the decision.
+        """The sources that went into a reduction's result, in the order they were chosen; waits for the decision, but
+        with `timeout=0` only for the directory to say whether there is one.
 
         Raises `InvalidRequestError` if the ref is not the result of a reduction, `ObjectDeletedError` if it was
         deleted, and what made the reduction fail.

@@ -36,6 +36,8 @@ class Question(NamedTuple):
 
     request: Callable[[int, float | None], wire.Request]
     timeout: float | None
+    hurried: bool = False
+    """The agent is asked soon whether it is there: the caller gave it no time, only what it asks for may take some."""
 
 
 R = TypeVar("R")

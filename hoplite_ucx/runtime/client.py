@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.calls import Steps
 from hoplite_ucx.runtime.connection import Connection, over
@@ -28,8 +29,11 @@ from hoplite_ucx.runtime.values import Encoded
 from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.wire.handshake import Identity
 
-GRACE = 1.0
-"""How much later than the caller's time limit the agent's word may come; it keeps to the limit itself."""
+GRACE = Settings().suspicion + 1.0
+"""How much later than the caller's time limit the agent's word may come: at the limit it asks the directory what it
+knows, and waits that long for the answer."""
+LONGEST_POLL = 300.0
+"""A get that asks once does not wait for a producer; what is there is fetched, within this time."""
 _DIRECTORY_SECONDS = 5.0
 _MANY_RELEASES = 64
 """With so many, the agent is asked whether it has heard of them; fewer wait for the reply to the next call."""
@@ -146,27 +150,31 @@ class Client:
         """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
         if len(refs) == 1:
             return [self.get_one(refs[0], timeout)]
+        once = timeout == 0
         found: dict[int, tuple[memoryview, bytes]] = {}
 
         def take(place: int, reply: wire.Reply, connection: Connection) -> None:
             assert isinstance(reply, wire.Value)
             found[place] = (self.open_value(connection, reply), reply.layout)
 
-        self._ask_many([partial(_single_get, ref) for ref in refs], timeout, take)
+        limit = LONGEST_POLL if once else timeout
+        self._ask_many([partial(_single_get, ref, once) for ref in refs], limit, take, hurried=once)
         return [found[index] for index in range(len(refs))]
 
     def get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
         began = time.monotonic()
-        deadline = None if timeout is None else began + timeout + GRACE
-        connection = self._connection(deadline)
-        if (found := self.reader.look(ref, timeout)) is not None:
+        once = timeout == 0
+        connection = self._connection(None if timeout is None else began + timeout + GRACE)
+        limit = LONGEST_POLL if once else timeout
+        if (found := self.reader.look(ref, limit)) is not None:
             return memoryview(found.data), found.layout
-        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
+        left = None if limit is None else max(0.0, limit - (time.monotonic() - began))
+        deadline = None if limit is None else began + limit + GRACE
         call = connection.next_call()
         with _Calls(connection, {call}):  # until its descriptor is taken: the next get must not find it
-            request = wire.GetRequest(call, ref, left)
+            request = wire.GetRequest(call, ref, left, once)
             connection.send_frames(self.with_releases(connection, call, request), deadline)
-            reply = self._reply(connection, {call}, deadline)
+            reply = self._reply(connection, {call}, deadline, hurried=once)
             assert isinstance(reply, wire.Value)
             memory = self.open_value(connection, reply)
         self.reader.agent_gave(ref, large=reply.size > self.greeting.inline_limit)
@@ -177,7 +185,7 @@ class Client:
         try:
             question = next(steps)
             while True:
-                question = steps.send(self._ask(*question))
+                question = steps.send(self._ask(question.request, question.timeout))
         except StopIteration as end:
             result: R = end.value
             return result
@@ -237,12 +245,14 @@ class Client:
         requests: Sequence[Callable[[int, float | None], wire.Request]],
         timeout: float | None,
         take: Callable[[int, wire.Reply, Connection], None] = lambda *_: None,
+        *,
+        hurried: bool = False,
     ) -> None:
         """Ask all of this, much of it at the same time, not all of very much. Requests are made when they are sent, of
         the number of the call and the time that is left; `take` has the place of what was asked, and the reply."""
         ends = None if timeout is None else time.monotonic() + timeout
         deadline = None if ends is None else ends + GRACE
-        connection = self._connection(deadline)
+        connection = self._connection(give_up_at(0.0) if hurried else deadline)
         places: dict[int, int] = {}
         pending: set[int] = set()
         with _Calls(connection, pending):
@@ -254,15 +264,17 @@ class Client:
                     connection.send_frames(self.with_releases(connection, call, request), deadline)
                     places[call] = len(places)
                     pending.add(call)
-                reply = self._reply(connection, pending, deadline)
+                reply = self._reply(connection, pending, deadline, hurried=hurried)
                 assert isinstance(reply, wire.Value | wire.Stored)
                 pending.discard(reply.call)
                 take(places[reply.call], reply, connection)
 
-    def _reply(self, connection: Connection, calls: set[int], deadline: float | None) -> wire.Reply:
+    def _reply(
+        self, connection: Connection, calls: set[int], deadline: float | None, *, hurried: bool = False
+    ) -> wire.Reply:
         """The next reply to one of these calls. What belongs to calls that were given up is thrown away."""
         while True:
-            reply = connection.receive(deadline)
+            reply = connection.receive(deadline, hurried=hurried)
             number = self.number_of(connection, reply)
             if number not in calls:
                 self.discard(connection, reply)
@@ -517,8 +529,8 @@ def _small_put(ref: bytes, encoded: Encoded, fresh: bool, call: int, timeout: fl
     return wire.PutRequest(call, ref, encoded.size, encoded.layout, encoded.to_bytes(), timeout, fresh)
 
 
-def _single_get(ref: bytes, call: int, timeout: float | None) -> wire.Request:
-    return wire.GetRequest(call, ref, timeout)
+def _single_get(ref: bytes, once: bool, call: int, timeout: float | None) -> wire.Request:
+    return wire.GetRequest(call, ref, timeout, once)
 
 
 def give_up_at(timeout: float | None) -> float | None:

@@ -21,6 +21,8 @@ from hoplite_ucx.runtime.remedies import start_again
 from hoplite_ucx.transports import shm
 
 QUIET = 10.0
+HURRY = 0.75
+"""The same for a caller that asks once (`timeout=0`): an agent that answers a ping may take its time for the rest."""
 _LOOK_EVERY = 0.25
 _QUEUE_SECONDS = 0.25
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
@@ -102,9 +104,11 @@ class Connection:
             self.close()
             raise self._gone(f"the agent is gone: {error}") from error
 
-    def receive(self, deadline: float | None, *, asked: bool = False) -> wire.Reply:
+    def receive(self, deadline: float | None, *, asked: bool = False, hurried: bool = False) -> wire.Reply:
         """The next reply. What has come is heard, however late, and nothing must come for two looks on end: this
-        process itself may have been stopped all the while. Who was `asked` owes an answer at once."""
+        process itself may have been stopped all the while. Who was `asked` owes an answer at once. A `hurried` caller
+        asks soon whether the agent is there."""
+        patience = HURRY if hurried else QUIET
         quiet_since = None
         pinged = time.monotonic() if asked else None
         while not self._replies:
@@ -117,10 +121,10 @@ class Connection:
             elif deadline is not None and now >= deadline:
                 self.close()
                 raise late()
-            elif pinged is not None and now - pinged >= QUIET:
+            elif pinged is not None and now - pinged >= patience:
                 self.close()
-                raise self.silent()
-            elif pinged is None and now - quiet_since >= QUIET:  # only who was asked can be silent
+                raise late() if hurried else self.silent()
+            elif pinged is None and now - quiet_since >= patience:  # only who was asked can be silent
                 self.send(wire.Ping(PING), deadline)
                 pinged = now
         return self._replies.popleft()

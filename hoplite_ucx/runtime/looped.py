@@ -19,8 +19,8 @@ from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime import wire
 from hoplite_ucx.runtime.background import DaemonPool
 from hoplite_ucx.runtime.calls import PutRun, Question, Steps, put_small
-from hoplite_ucx.runtime.client import AT_ONCE, GRACE, Client, left_until
-from hoplite_ucx.runtime.connection import PING, QUIET, Connection, late
+from hoplite_ucx.runtime.client import AT_ONCE, GRACE, LONGEST_POLL, Client, left_until
+from hoplite_ucx.runtime.connection import HURRY, PING, QUIET, Connection, late
 
 R = TypeVar("R")
 Got: TypeAlias = tuple[memoryview, bytes]
@@ -63,18 +63,23 @@ class LoopCalls:
             return result
 
     async def get_one(self, ref: bytes, timeout: float | None) -> Got:
-        reply, memory = await self._ask(Question(lambda call, left: wire.GetRequest(call, ref, left), timeout))
+        return await self._get_within(ref, LONGEST_POLL if timeout == 0 else timeout, once=timeout == 0)
+
+    async def _get_within(self, ref: bytes, limit: float | None, *, once: bool) -> Got:
+        asking = Question(lambda call, left: wire.GetRequest(call, ref, left, once), limit, once)
+        reply, memory = await self._ask(asking)
         assert isinstance(reply, wire.Value)
         return memory, reply.layout
 
     async def get(self, refs: Sequence[bytes], timeout: float | None) -> list[Got]:
         """In order. Many are fetched at the same time, not all of very many; if one fails, the others are given up."""
+        once = timeout == 0
         found: dict[int, Got] = {}
 
         async def fetch(place: int, left: float | None) -> None:
-            found[place] = await self.get_one(refs[place], left)
+            found[place] = await self._get_within(refs[place], left, once=once)
 
-        await _many_at_once(fetch, len(refs), timeout)
+        await _many_at_once(fetch, len(refs), LONGEST_POLL if once else timeout)
         return [found[place] for place in range(len(refs))]
 
     async def put_small(self, puts: PutRun, timeout: float | None, *, fresh: bool) -> None:
@@ -94,10 +99,11 @@ class LoopCalls:
 
     async def _ask(self, question: Question) -> _Answer:
         deadline = inf if question.timeout is None else time.monotonic() + question.timeout + GRACE
+        opened_by = time.monotonic() + GRACE if question.hurried else deadline
         while (session := self._with_room()) is None:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())
-            await self._opened(self._opening, deadline)
+            await self._opened(self._opening, opened_by)
         return await session.ask(question, deadline)
 
     async def _opened(self, opening: "asyncio.Task[None]", deadline: float) -> None:
@@ -170,7 +176,8 @@ class _Session:
             request = question.request(call, left_until(None if deadline == inf else deadline))
             self._send(self._client.with_releases(self.connection, call, request))
             # It is asked just now, and has the grace whenever that is.
-            return await self._await(answer, max(deadline, time.monotonic() + GRACE))
+            deadline = max(deadline, time.monotonic() + GRACE)
+            return await self._await(answer, deadline, HURRY if question.hurried else QUIET)
         finally:
             del self._calls[call]
             if answer.done():
@@ -188,24 +195,27 @@ class _Session:
         loop.remove_writer(self._fd)
         self.connection.close()
 
-    async def _await(self, answer: "asyncio.Future[_Answer]", deadline: float) -> _Answer:
+    async def _await(self, answer: "asyncio.Future[_Answer]", deadline: float, patience: float) -> _Answer:
         while not answer.done():
-            await asyncio.wait([answer], timeout=_until(deadline))
+            await asyncio.wait([answer], timeout=_until(deadline, patience))
             # If the loop was held up, what came meanwhile is yet to be read.
             while not answer.done() and self._read():
                 pass
             if not answer.done():
-                self._be_patient()
+                self._be_patient(patience)
             if not answer.done() and time.monotonic() >= deadline:
                 raise late()
         return answer.result()
 
-    def _be_patient(self) -> None:
-        """Nothing has come for a while: ask whether the agent is there. Only who was asked can be silent."""
+    def _be_patient(self, patience: float) -> None:
+        """Nothing has come for a while: ask whether the agent is there. Only who was asked can be silent: for a caller
+        in a hurry it is late, and for everybody in the end."""
         now = time.monotonic()
         if self._pinged is not None and now - self._pinged >= QUIET:
             self._fail(self.connection.silent())
-        elif self._pinged is None and now - self._heard >= QUIET:
+        elif self._pinged is not None and now - self._pinged >= patience:
+            raise late()
+        elif self._pinged is None and now - self._heard >= patience:
             self._pinged = now
             self._send(wire.frame(wire.Ping(PING)))
 
@@ -276,9 +286,9 @@ class _Session:
         return self._client.open_value(self.connection, reply) if isinstance(reply, wire.Value) else _NO_MEMORY
 
 
-def _until(deadline: float) -> float:
+def _until(deadline: float, patience: float = inf) -> float:
     """How long to wait before the next look at an agent that has said nothing."""
-    return max(0.0, min(QUIET, deadline - time.monotonic()))
+    return max(0.0, min(QUIET, patience, deadline - time.monotonic()))
 
 
 _of_loops: dict[tuple[asyncio.AbstractEventLoop, Client], LoopCalls] = {}

@@ -82,9 +82,12 @@ class Cancel(_Request, frozen=True):
 
 
 class GetRequest(_Request, frozen=True):
+    """`once`: what is not there now is not waited for; the timeout is for the transfer of what is."""
+
     call: Number
     ref: Ref
     timeout: Timeout
+    once: bool = False
 
 
 class WaitRequest(_Request, frozen=True):

@@ -215,8 +215,8 @@ class Workers:
 
     def request(self, session: "WorkerSession", request: wire.Request) -> None:
         match request:
-            case wire.GetRequest(number, ref, timeout):
-                self._dispatch(GetCall(self._begin(session, number), ref, _deadline(timeout)))
+            case wire.GetRequest(number, ref, timeout, once):
+                self._dispatch(GetCall(self._begin(session, number), ref, _deadline(timeout), once))
             case wire.PutRequest():
                 self._put(session, request)
             case wire.PutProgress(number, watermark):

@@ -30,6 +30,7 @@ __all__ = [
     "Kill",
     "LoseDirectory",
     "LosePeer",
+    "Poll",
     "PowerOff",
     "Put",
     "Recording",
@@ -126,6 +127,13 @@ class Wait(_Action, frozen=True):
     refs: tuple[int, ...]
     count: int
     timeout: float | None
+
+
+class Poll(_Action, frozen=True):
+    """Ask once which of these are there, and get the first of them if it is."""
+
+    node: int
+    refs: tuple[int, ...]
 
 
 class Delete(_Action, frozen=True):
@@ -231,6 +239,7 @@ Action: TypeAlias = (
     | Reduce
     | Ask
     | Wait
+    | Poll
     | Delete
     | Unpin
     | Cancel

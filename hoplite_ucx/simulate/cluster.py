@@ -184,8 +184,8 @@ class VirtualCluster:
         call.filled = inline
         return self._begin(call)
 
-    def get(self, index: int, ref: bytes, *, timeout: float | None = None) -> Call:
-        return self._begin(self._call(index, lambda number, at: GetCall(number, ref, at), timeout))
+    def get(self, index: int, ref: bytes, *, timeout: float | None = None, once: bool = False) -> Call:
+        return self._begin(self._call(index, lambda number, at: GetCall(number, ref, at, once), timeout))
 
     def wait(self, index: int, refs: tuple[bytes, ...], count: int, *, timeout: float | None = None) -> Call:
         return self._begin(self._call(index, lambda number, at: WaitCall(number, refs, count, at), timeout))

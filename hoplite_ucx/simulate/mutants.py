@@ -14,9 +14,10 @@ from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.reduction import Reduction
 from hoplite_ucx.protocol.directory.slots import Slot
-from hoplite_ucx.protocol.ids import NodeId, Version
-from hoplite_ucx.protocol.messages import Eviction
+from hoplite_ucx.protocol.ids import CallId, NodeId, Version
+from hoplite_ucx.protocol.messages import Eviction, ObjectState, Polled
 from hoplite_ucx.protocol.node.calls import PendingPut
+from hoplite_ucx.protocol.node.context import OpenPoll
 from hoplite_ucx.protocol.node.memory import Holding
 from hoplite_ucx.simulate.cluster import VirtualCluster
 from hoplite_ucx.simulate.drawing import Ambush
@@ -104,6 +105,19 @@ class _TakesTargetsForSealed(NodeState):
         self.fetching.place = lambda placement: place(msgspec.structs.replace(placement, sealed=True))  # type: ignore[method-assign]
 
 
+class _NeverAsks(NodeState):
+    """Takes what it has not heard of for missing, and does not ask the directory."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+
+        def answer_alone(call: CallId, poll: OpenPoll) -> None:
+            self._context.polls[call] = poll
+            self.calls.polled(Polled(call, ObjectState.UNKNOWN))
+
+        self.calls._poll = answer_alone  # type: ignore[method-assign]
+
+
 class _CountsTwice(Reduction):
     """Takes its first source once more with the last."""
 
@@ -178,6 +192,7 @@ MUTANTS: dict[str, Mutant] = {
     "no-seal": Mutant(lambda: _with_node(_NoSeal)),
     "recycles-early": Mutant(lambda: _with_node(_RecyclesEarly), Ambush.TRANSFER),
     "gives-out-undecided": Mutant(lambda: _with_node(_TakesTargetsForSealed)),
+    "never-asks": Mutant(lambda: _with_node(_NeverAsks)),
     "counts-a-source-twice": Mutant(lambda: _with_reduction(_CountsTwice)),
     "keeps-versions": Mutant(lambda: _with_reduction(_KeepsVersions)),
     "seals-early": Mutant(lambda: _with_reduction(_SealsEarly)),

@@ -23,7 +23,7 @@ from hoplite_ucx.protocol.events import (
     WaitCall,
     Waited,
 )
-from hoplite_ucx.protocol.ids import NodeId, Version, generation_of, label, short
+from hoplite_ucx.protocol.ids import CallId, NodeId, Version, generation_of, label, short
 from hoplite_ucx.protocol.messages import (
     CombineInline,
     EvictAnswer,
@@ -68,6 +68,7 @@ class Oracle:
         self._deleted: set[bytes] = set()
         self._aborted: set[bytes] = set()
         self._evicted: set[tuple[NodeId, Version]] = set()
+        self._polls: dict[CallId, set[bytes]] = {}  # what a call that asks once must find
         cluster.observers.append(self)
 
     # --- what users will do, told beforehand -------------------------------------------------------------------
@@ -77,6 +78,33 @@ class Oracle:
 
     def expect_abort(self, ref: bytes) -> None:
         self._aborted.add(ref)
+
+    def ready_now(self, node: VirtualNode, refs: tuple[bytes, ...]) -> set[bytes]:
+        """Which of these are complete, as the directory knows or the node itself."""
+        records = self._cluster.directory.machine.records
+        found = ((ref, records[ref].broadcast) for ref in refs if ref in records)
+        known = {ref for ref, broadcast in found if broadcast is not None and broadcast.complete()}
+        return known | {ref for ref in refs if node.machine.memory.complete_copy(ref) is not None}
+
+    def expect_ready(self, poll: Call, ready: set[bytes]) -> None:
+        """In fair weather whoever asks once finds all that was there when it asked."""
+        if self._fair_weather:
+            self._polls[poll.event.call] = ready
+            self._judge_poll(poll)
+
+    def _judge_poll(self, call: Call) -> None:
+        if call.answer is None:
+            return
+        missed = self._polls.pop(call.event.call, set()) - self._deleted
+        match call.answer:
+            case Waited(rest=rest):
+                missed &= set(rest)
+            case CallFailed(failure=Failure(kind=FailureKind.TIMEOUT, ref=bytes() as ref)):
+                missed &= {ref}
+            case _:
+                return
+        for ref in missed:
+            raise BrokenPromiseError(f"{call.event} at {call.node.host} did not find {short(ref)}: {call.answer}", ref)
 
     # --- while the run goes on ---------------------------------------------------------------------------------
 
@@ -175,6 +203,7 @@ class Oracle:
         return first_life and self._cluster.directory.machine.members.get(node.machine.node) is not None
 
     def answered(self, call: Call) -> None:
+        self._judge_poll(call)
         match call.answer:
             case Got(version=version):
                 self._judge_value(call, version)
@@ -209,12 +238,19 @@ class Oracle:
             FailureKind.ABORTED: ref in self._aborted,
             FailureKind.STORE_FULL: self._cluster.shape.tight,
             FailureKind.INVALID: made_from_deleted or isinstance(call.event, ContributorsCall),
+            FailureKind.TIMEOUT: self._may_be_late(call),
         }
         _require(
             justified.get(kind, False),
             f"call {call.event} at {call.node.host} failed without reason: {call.answer}",
             ref,
         )
+
+    def _may_be_late(self, call: Call) -> bool:
+        """Who asks once may find nothing. A wait says what is ready, unless the directory is silent."""
+        if isinstance(call.event, GetCall):
+            return call.event.once
+        return isinstance(call.event, WaitCall) and call.event.deadline is not None and not self._fair_weather
 
     # --- at the end --------------------------------------------------------------------------------------------
 
@@ -302,6 +338,7 @@ class Oracle:
             "reduces": machine.calls.reduces,
             "asks": machine.calls.asks,
             "questions": machine.calls.questions,
+            "polls": machine._context.polls,
             "slots": machine.reducing.slots,
             "targets in stripes": machine.fetching.assembling.assemblies,
             "slots of the shell": node.combining,

@@ -24,6 +24,7 @@ from hoplite_ucx.simulate.actions import (
     Kill,
     LoseDirectory,
     LosePeer,
+    Poll,
     PowerOff,
     Put,
     Reduce,
@@ -91,6 +92,8 @@ class Stage:
             case RestartDirectory():
                 self._require(not self.cluster.directory.alive, action)
                 self.cluster.restart_directory()
+            case Poll():
+                self._poll(action)
             case Unpin():
                 self._unpin(action)
             case Cancel():
@@ -149,6 +152,14 @@ class Stage:
             case Delete(node, ref):
                 self.oracle.expect_delete(refs[ref])
                 cluster.delete(node, refs[ref])
+
+    def _poll(self, action: Poll) -> None:
+        node, refs = self.cluster.slots[action.node], tuple(self.refs[number] for number in action.refs)
+        self._require(node.alive and not node.stopped, action)
+        ready = self.oracle.ready_now(node, refs)
+        self.oracle.expect_ready(self.cluster.wait(action.node, refs, len(refs), timeout=0.0), ready)
+        if node.alive:  # an ambush may have ended it
+            self.oracle.expect_ready(self.cluster.get(action.node, refs[0], once=True), ready)
 
     def _unpin(self, action: Unpin) -> None:
         call = self._call(action)

@@ -1,12 +1,12 @@
-"""The users of chaos: they put, get, reduce, wait, delete and give up at random, and put again what was lost."""
+"""The users of chaos: they put, get, reduce, wait, poll, delete and give up at random, and put again what was lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from hoplite_ucx.protocol.errors import FailureKind
-from hoplite_ucx.protocol.events import GetCall, Got, PutCall
-from hoplite_ucx.simulate.actions import Ask, Cancel, Delete, Get, Put, Reduce, Unpin, Wait
+from hoplite_ucx.protocol.events import GetCall, Got, PutCall, PutDone
+from hoplite_ucx.simulate.actions import Ask, Cancel, Delete, Get, Poll, Put, Reduce, Unpin, Wait
 from hoplite_ucx.simulate.cluster import Call
 from hoplite_ucx.simulate.drawing import STORM, Draw
 from hoplite_ucx.simulate.stage import Stage
@@ -71,6 +71,12 @@ class Users:
             refs = tuple(self._random.sample(self._draw.refs, self._random.randint(1, len(self._draw.refs))))
             count = self._random.randint(1, len(refs))
             self._stage.do(Wait(index, refs, count, self._random.choice((None, 0.3))))
+            self._poll(index, refs)
+
+    def _poll(self, index: int, refs: tuple[int, ...]) -> None:
+        node = self._cluster.slots[index]
+        if node.alive and not node.stopped:
+            self._stage.do(Poll(index, refs))
 
     def delete(self, ref: int | None = None) -> None:
         index = self._some_living_node()
@@ -88,7 +94,12 @@ class Users:
             self._stage.do(Cancel(call.event.call))
 
     def answered(self, call: Call) -> None:
-        """A user whose get failed does something about it: puts the lost object again, or goes on with another."""
+        """Who has put an object looks for it. A user whose get failed does something about it: puts the lost object
+        again, or goes on with another."""
+        if isinstance(call.answer, PutDone) and isinstance(call.event, PutCall) and self._cluster.clock.now < STORM:
+            put = self._stage.number_of(call.event.ref)
+            assert put is not None
+            self._stage.later(0.0, self._poll, int(call.node.host[1:]), (put,))
         if not (self._draw.retries and self._cluster.clock.now < STORM and isinstance(call.event, GetCall)):
             return
         failure, ref = call.failure, self._stage.number_of(call.event.ref)

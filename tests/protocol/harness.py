@@ -178,10 +178,18 @@ class NodeDriver:
         streams_out: int = 256,
         up: float = RATE,
         node: NodeId | None = None,
+        directory: str = "",
     ) -> None:
         self.settings = settings or Settings()
         self.profile = NodeProfile(
-            host="here", address="here:1", up=up, down=RATE, cluster=CLUSTER, memory=memory, streams_out=streams_out
+            host="here",
+            address="here:1",
+            up=up,
+            down=RATE,
+            cluster=CLUSTER,
+            directory=directory,
+            memory=memory,
+            streams_out=streams_out,
         )
         self.state = NodeState(node_id(1) if node is None else node, self.profile, self.settings)
         self.now = 0.0
@@ -192,9 +200,14 @@ class NodeDriver:
             self.connect()
 
     def connect(self) -> Join:
-        [hello] = self.sent(self.handle(DirectoryConnected()), Join)
-        self.directory(Welcome(1, CLUSTER, self.settings))
+        [hello] = self.sent(self.connect_effects(), Join)
         return hello
+
+    def connect_effects(self) -> list[NodeEffect]:
+        """A new session: what the node says in it first."""
+        effects = self.handle(DirectoryConnected())
+        self.directory(Welcome(1, CLUSTER, self.settings))
+        return effects
 
     def handle(self, event: NodeEvent) -> list[NodeEffect]:
         effects = self.state.handle(event, self.now)
@@ -237,7 +250,7 @@ class NodeDriver:
 # --- snapshots --------------------------------------------------------------------------------------------------
 
 # What a refused message may change: the record of what happened, and of when someone was last heard.
-_IGNORED = {"stories", "heard", "now", "_now", "_directory_heard", "refusal"}
+_IGNORED = {"stories", "heard", "now", "_now", "refusal"}
 
 
 def snapshot(machine: object) -> object:

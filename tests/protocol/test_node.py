@@ -52,7 +52,10 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Inline,
     Join,
+    ObjectState,
     Place,
+    Poll,
+    Polled,
     Progress,
     Put,
     PutAccepted,
@@ -307,7 +310,8 @@ def test_a_get_that_runs_out_of_time_says_what_it_waited_for() -> None:
     n = NodeDriver()
     n.handle(GetCall(1, R, 0.1))
     n.now = 0.1
-    failed, unwant = n.handle(Tick())
+    assert n.handle(Tick()) == [SendDirectory(Poll(1, R))]
+    failed, unwant = n.directory(Polled(1, ObjectState.UNKNOWN))
     assert isinstance(failed, CallFailed)
     assert failed.failure.kind is FailureKind.TIMEOUT
     assert "nobody has it" in failed.failure.detail
@@ -623,7 +627,8 @@ def test_a_wait_that_runs_out_of_time_says_what_is_ready() -> None:
     n.handle(WaitCall(1, (ref(1), ref(2)), 2, 0.1))
     n.directory(Ready((ref(2),)))
     n.now = 0.1
-    assert n.only(n.handle(Tick()), Waited) == Waited(1, (ref(2),), (ref(1),))
+    assert n.handle(Tick()) == [SendDirectory(Poll(1))]
+    assert n.only(n.directory(Polled(1, ObjectState.READY)), Waited) == Waited(1, (ref(2),), (ref(1),))
 
 
 def test_a_deleted_ref_ends_a_wait() -> None:
@@ -642,8 +647,8 @@ def test_delete() -> None:
 
 def test_a_delete_that_nobody_answers_ends_in_time() -> None:
     n = NodeDriver(joined=False)
-    n.handle(DeleteCall(1, (R,), 0.1))
-    n.now = 0.1
+    n.handle(DeleteCall(1, (R,), 2.0))
+    n.now = 2.0
     assert n.only(n.handle(Tick()), CallFailed).failure.kind is FailureKind.TIMEOUT
 
 

@@ -142,8 +142,8 @@ def test_a_put_that_waits_for_room_has_a_deadline() -> None:
     n = NodeDriver(memory=20)
     cached(n, 1, 12, at=1.0)
     n.peer(RECEIVER, request(1, of=version(1)))
-    n.handle(PutCall(5, ref(9), 15, b"", None, 1.1))
-    n.now = 1.1
+    n.handle(PutCall(5, ref(9), 15, b"", None, 3.0))
+    n.now = 3.0
     failed = n.only(n.handle(Tick()), CallFailed)
     assert failed.failure.kind is FailureKind.STORE_FULL
 

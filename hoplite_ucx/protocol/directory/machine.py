@@ -57,7 +57,10 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Join,
     Leave,
+    ObjectState,
     Over,
+    Poll,
+    Polled,
     Put,
     PutRefused,
     Ready,
@@ -117,6 +120,7 @@ class Directory:
             Reduce: self._on_reduce,
             Ask: self._on_ask,
             Describe: self._on_describe,
+            Poll: self._on_poll,
             Bound: self._on_bound,
             Consumed: self._on_consumed,
             CombinedInline: self._on_combined_inline,
@@ -304,6 +308,9 @@ class Directory:
         for node, question in recovery.questions:
             if (asker := self.members.get(node)) is not None:
                 self._on_describe(asker, question)
+        for node, poll in recovery.polls:
+            if (asker := self.members.get(node)) is not None:
+                self._on_poll(asker, poll)
         self._recovery.reset()
 
     def _set_sweep(self) -> None:
@@ -429,18 +436,13 @@ class Directory:
             if record.deleted:
                 self.world.send(member.node, Failed(ref, deleted(ref)))
                 self.objects.settle(record)
-            elif self._answers_at_once(record):
+            elif self.objects.state_of(ref) in (ObjectState.READY, ObjectState.FAILED):
                 ready.append(ref)
             else:
                 record.watchers[member.node] = member
                 self.objects.involve(record, member)
         if ready:
             self.world.send(member.node, Ready(tuple(ready)))
-
-    def _answers_at_once(self, record: Record) -> bool:
-        if record.reduction is not None and record.reduction.failure is not None:
-            return True
-        return record.broadcast is not None and record.broadcast.complete()
 
     def _on_unwatch(self, member: Member, unwatch: Unwatch) -> None:
         for ref in unwatch.refs:
@@ -566,6 +568,16 @@ class Directory:
         else:
             known = tuple(self.objects.describe(ref) for ref in question.refs)
             self.world.send(member.node, Described(question.call, known))
+
+    def _on_poll(self, member: Member, poll: Poll) -> None:
+        if self.world.recovering:
+            self._recovery.polls.append((member.node, poll))  # nobody knows yet what there is
+            return
+        record = self.records.get(poll.ref) if poll.ref is not None else None
+        if record is not None and record.askers.pop((member.node, poll.call), poll) is None:
+            self.objects.settle(record)
+        state = self.objects.state_of(poll.ref) if poll.ref is not None else ObjectState.UNKNOWN
+        self.world.send(member.node, Polled(poll.call, state))
 
     def _on_bound(self, member: Member, bound: Bound) -> None:
         broadcast = self.objects.current(member, bound.version)

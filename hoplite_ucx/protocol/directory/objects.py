@@ -340,22 +340,16 @@ class Objects:
 
     def describe(self, ref: bytes) -> Description:
         """What users may know of a ref. This changes nothing."""
-        if self.is_deleted(ref):
-            return Description(ref, ObjectState.DELETED)
-        record = self.records.get(ref)
+        state, record = self.state_of(ref), self.records.get(ref)
         broadcast = record.broadcast if record is not None else None
-        if record is None or (broadcast is None and record.reduction is None):
-            return Description(ref, ObjectState.UNKNOWN)
-        if record.reduction is not None and record.reduction.failure is not None:
-            return Description(ref, ObjectState.FAILED)
-        if broadcast is None:
-            return Description(ref, ObjectState.COMING)
+        if record is None or broadcast is None or state not in (ObjectState.READY, ObjectState.COMING):
+            return Description(ref, state)
         putter = self.members.get(record.put[0]) if record.put is not None else None
         seen = broadcast.version.incarnation == self.world.incarnation
         holders = itertools.islice(broadcast.copies.values(), MAX_DESCRIBED_HOLDERS)
         return Description(
             ref,
-            ObjectState.READY if broadcast.complete() else ObjectState.COMING,
+            state,
             broadcast.size,
             broadcast.layout if len(broadcast.layout) <= MAX_DESCRIBED_LAYOUT else b"",
             broadcast.inline is not None,
@@ -364,6 +358,17 @@ class Objects:
             putter.address if putter is not None else None,
             max(0.0, self.world.now - broadcast.began) if seen else None,
         )
+
+    def state_of(self, ref: bytes) -> ObjectState:
+        if self.is_deleted(ref):
+            return ObjectState.DELETED
+        record = self.records.get(ref)
+        broadcast = record.broadcast if record is not None else None
+        if record is None or (broadcast is None and record.reduction is None):
+            return ObjectState.UNKNOWN
+        if record.reduction is not None and record.reduction.failure is not None:
+            return ObjectState.FAILED
+        return ObjectState.READY if broadcast is not None and broadcast.complete() else ObjectState.COMING
 
     def serve(self, record: Record, member: Member) -> None:
         """Answer a want with the bytes, a place in the tree, or patience."""

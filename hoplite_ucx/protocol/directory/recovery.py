@@ -19,7 +19,7 @@ from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects, Record
 from hoplite_ucx.protocol.directory.refusals import lost
 from hoplite_ucx.protocol.ids import NodeId, Version
-from hoplite_ucx.protocol.messages import Ask, Delete, Describe, Drop, Join, Reduce, Sealed, SlotReport, Tombstone
+from hoplite_ucx.protocol.messages import Ask, Delete, Describe, Drop, Join, Poll, Reduce, Sealed, SlotReport, Tombstone
 
 
 class Recovery:
@@ -31,6 +31,7 @@ class Recovery:
         self.deletes: list[tuple[NodeId, Delete]] = []
         self.asks: list[tuple[NodeId, Ask]] = []
         self.questions: list[tuple[NodeId, Describe]] = []
+        self.polls: list[tuple[NodeId, Poll]] = []
         self._expected = (0, 0)  # the last directory that anybody knew, and how many nodes it had
         self._heard: set[NodeId] = set()
 
@@ -40,6 +41,7 @@ class Recovery:
         self.deletes.clear()
         self.asks.clear()
         self.questions.clear()
+        self.polls.clear()
         self._heard.clear()
         self._expected = (0, 0)
 

@@ -2,6 +2,11 @@
 
 Every call ends in exactly one answer, a value or a typed failure, unless its caller gave up. What the directory has
 not answered is announced again when the session is new, under the same call, so that nothing is done twice.
+
+When the time for a get, a wait or a question is over, the directory is asked once more what it knows (`Poll`), and the
+call ends with that answer: all that was asked before is answered before it. So nothing is called missing that is there,
+however short the time was. A get that asks `once` does that at its start. The answer has `suspicion` to come; without
+it the call says that the directory is silent. Requests (put, delete, reduce) have at least that long.
 """
 
 from collections import deque
@@ -40,6 +45,9 @@ from hoplite_ucx.protocol.messages import (
     Delete,
     Describe,
     Described,
+    ObjectState,
+    Poll,
+    Polled,
     Put,
     PutAccepted,
     Reduce,
@@ -47,12 +55,13 @@ from hoplite_ucx.protocol.messages import (
     Unwatch,
     Watch,
 )
-from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.context import Context, OpenPoll
 from hoplite_ucx.protocol.node.fetching import Fetching, store_full
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase, Request
 from hoplite_ucx.protocol.node.serving import Serving
 
 _TOMBSTONES_KEPT = 100_000
+_NOT_THERE = (ObjectState.UNKNOWN, ObjectState.COMING)
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +148,7 @@ class Calls:
             self._refuse(call.call, f"a layout of {len(call.layout)} bytes is over the limit of {MAX_LAYOUT}", call.ref)
         else:
             put = self.puts[call.call] = PendingPut(call)
-            self._set_deadline(call.call, call.deadline)
+            self._set_request_deadline(call.call, call.deadline)
             put.request = Request(
                 call.size, patient=True, granted=lambda: self._put_granted(put), denied=lambda: self._put_denied(put)
             )
@@ -152,8 +161,9 @@ class Calls:
         if call.data is not None:
             self._context.emit(Fill(put.holding.segment, call.data))
             put.holding.watermark = call.size
-            if call.fresh:
-                # It is put when this node has it: nothing that the directory could answer would change that.
+            if call.fresh and self._context.hears_directory():
+                # It is put when this node has it: nothing that the directory could answer would change that. But if
+                # nobody can learn of it, its user must know.
                 put.told = True
                 self._context.answer(PutDone(call.call, None, existing=False))
         else:
@@ -162,7 +172,7 @@ class Calls:
                 put.patience = max(0.0, call.deadline - self._context.now)
                 self._context.timers.cancel(("call", call.call))
             self._context.emit(PutReady(call.call, put.holding.segment))
-        self._context.tell_directory(_offer(call))
+        self._context.tell_directory(_offer(put))
 
     def _put_denied(self, put: PendingPut) -> None:
         del self.puts[put.call.call]
@@ -194,7 +204,7 @@ class Calls:
             return
         self._finish_put(put)
         if call in self.puts and put.patience is not None:
-            self._set_deadline(call, self._context.now + put.patience)
+            self._set_request_deadline(call, self._context.now + put.patience)
 
     def put_refused(self, call: CallId, failure: Failure) -> None:
         put = self.puts.get(call)
@@ -244,9 +254,12 @@ class Calls:
         holding = self._memory.complete_copy(call.ref)
         if holding is not None:
             self._memory.give_out(holding, call.call)
+            return
+        self._fetching.get(call.ref, call.call)
+        if call.once:
+            self._poll(call.call, OpenPoll(call.ref, call.deadline))
         else:
             self._set_deadline(call.call, call.deadline)
-            self._fetching.get(call.ref, call.call)
 
     # --- wait --------------------------------------------------------------------------------------------------
 
@@ -260,7 +273,6 @@ class Calls:
             self._refuse(call.call, f"a count of {call.count} is not within 1 and the {len(refs)} refs given", None)
         else:
             wait = self.waits[call.call] = PendingWait(call)
-            self._set_deadline(call.call, call.deadline)
             unknown = []
             for ref in refs:
                 if self._memory.complete_copy(ref) is not None:
@@ -270,8 +282,11 @@ class Calls:
                 else:
                     self._watchers[ref] = {call.call: None}
                     unknown.append(ref)
-            if not self._satisfied(wait) and unknown:
+            if self._satisfied(wait):
+                return
+            if unknown:
                 self._context.tell_directory(Watch(tuple(unknown)))
+            self._set_deadline(call.call, call.deadline)
 
     def ready(self, refs: tuple[bytes, ...]) -> None:
         for ref in refs:
@@ -313,7 +328,7 @@ class Calls:
             self._refuse(call.call, f"{len(call.refs)} refs are more than one call may delete", None)
         else:
             self.deletes[call.call] = PendingDelete(call, self._context.now)
-            self._set_deadline(call.call, call.deadline)
+            self._set_request_deadline(call.call, call.deadline)
             self._context.tell_directory(Delete(call.call, call.refs))
 
     def deleted(self, call: CallId) -> None:
@@ -341,7 +356,7 @@ class Calls:
             self._refuse(call.call, detail, call.target)
         else:
             self.reduces[call.call] = call
-            self._set_deadline(call.call, call.deadline)
+            self._set_request_deadline(call.call, call.deadline)
             self._context.tell_directory(_submission(call))
 
     def reduced(self, call: CallId, failure: Failure | None) -> None:
@@ -359,8 +374,8 @@ class Calls:
             self._refuse(call.call, problem, call.ref)
         else:
             self.asks[call.call] = call
-            self._set_deadline(call.call, call.deadline)
             self._context.tell_directory(Ask(call.call, call.ref))
+            self._set_deadline(call.call, call.deadline)
 
     def contributors(self, answer: Contributors) -> None:
         if self.asks.pop(answer.call, None) is not None:
@@ -378,7 +393,7 @@ class Calls:
             self._refuse(call.call, f"{len(call.refs)} refs are more than the {MAX_DESCRIBED} of one question", None)
         else:
             self.questions[call.call] = call
-            self._set_deadline(call.call, call.deadline)
+            self._set_request_deadline(call.call, call.deadline)
             self._context.tell_directory(Describe(call.call, call.refs))
 
     def described(self, answer: Described) -> None:
@@ -389,16 +404,16 @@ class Calls:
     # --- deadlines, cancelling, the session --------------------------------------------------------------------
 
     def expired(self, call: CallId) -> None:
-        if call in self.waits:
-            self._end_wait(self.waits[call])
+        if (poll := self._context.polls.get(call)) is not None:
+            self._poll_expired(call, poll)
+        elif call in self.waits:
+            self._poll(call, OpenPoll(None, self._context.now))
         elif call in self._fetching.getters:
-            ref = self._fetching.getters[call]
-            detail = f"the time for this get ran out: {self._fetching.state_of(ref)}"
-            remedy = "look whether its producer still runs, or give it a longer timeout"
-            self._context.answer(CallFailed(call, Failure(FailureKind.TIMEOUT, detail, remedy, ref)))
-            self._fetching.give_up(call)
+            self._poll(call, OpenPoll(self._fetching.getters[call], self._context.now))
+        elif call in self.asks:
+            self._poll(call, OpenPoll(self.asks[call].ref, self._context.now))
         elif self._forget_simple(call):
-            self._context.answer(CallFailed(call, self._no_answer(None)))
+            self._context.answer(CallFailed(call, self._context.unanswered(None)))
         elif call in self.puts and not self.puts[call].answered:
             put = self.puts[call]
             waiting_for_room = put.request is not None
@@ -406,9 +421,88 @@ class Calls:
             failure = store_full(ref, size, self._memory) if waiting_for_room else self._undecided(ref)
             self._fail_put(put, failure)
 
+    def _poll(self, call: CallId, poll: OpenPoll) -> None:
+        """Ask the directory what it knows; if it is known to be away, that is the answer."""
+        context = self._context
+        context.polls[call] = poll
+        poll.asked = context.now
+        context.tell_directory(Poll(call, poll.ref))
+        if context.joined or context.silence() < context.settings.suspicion:
+            self._look_again(call, poll, context.settings.suspicion)
+        else:
+            self._unanswered(call, poll)
+
+    def poll_again(self) -> None:
+        """What was asked in a session that was lost, or without one."""
+        for call, poll in self._context.polls.items():
+            if poll.asked is not None:
+                self._context.tell_directory(Poll(call, poll.ref))
+
+    def polled(self, answer: Polled) -> None:
+        poll = self._context.polls.get(answer.call)
+        if poll is None:
+            return
+        poll.asked = None
+        if answer.call in self.waits:
+            self._end_wait(self.waits[answer.call])
+        elif answer.state not in _NOT_THERE and not poll.is_final(self._context.now):
+            self._look_again(answer.call, poll, self._context.settings.lease)  # it may be lost meanwhile
+        else:
+            self._not_there(answer.call, poll, answer.state)
+
+    def _poll_expired(self, call: CallId, poll: OpenPoll) -> None:
+        if poll.asked is not None:
+            self._unanswered(call, poll)
+        elif poll.is_final(self._context.now):
+            self._not_there(call, poll, ObjectState.READY)
+        else:
+            self._poll(call, poll)
+
+    def _unanswered(self, call: CallId, poll: OpenPoll) -> None:
+        """The directory is silent. What is being received goes on without it."""
+        context, ref = self._context, poll.ref
+        if ref is not None and not poll.is_final(context.now) and self._fetching.is_receiving(ref):
+            self._look_again(call, poll, context.settings.suspicion)
+            return
+        so_far = ""
+        if (wait := self.waits.get(call)) is not None:
+            so_far = f": of {len(wait.call.refs)} refs {len(wait.ready)} are known to be ready"
+        elif ref is not None and self._fetching.is_receiving(ref):
+            so_far = f": {self._fetching.state_of(ref, None)}"
+        self._fail(call, context.unanswered(ref, so_far))
+
+    def _not_there(self, call: CallId, poll: OpenPoll, known: ObjectState) -> None:
+        ref = poll.ref
+        assert ref is not None
+        if call in self.asks:
+            detail, remedy = "its reduction is not decided", "ask again later, or give the call a longer timeout"
+        elif poll.is_final(self._context.now):
+            detail = f"the time for this get ran out: {self._fetching.state_of(ref, known)}"
+            remedy = "look whether its producer still runs, or give it a longer timeout"
+        else:
+            detail = f"there is nothing to get now: {self._fetching.state_of(ref, known)}"
+            remedy = "ask again later, or give the get a timeout to wait for its producer"
+        self._fail(call, Failure(FailureKind.TIMEOUT, detail, remedy, ref))
+
+    def _fail(self, call: CallId, failure: Failure) -> None:
+        """End a call that waits for an object or an answer."""
+        self._context.answer(CallFailed(call, failure))
+        if call in self._fetching.getters:
+            self._fetching.give_up(call)
+        elif (wait := self.waits.get(call)) is not None:
+            self._forget_wait(wait)
+        else:
+            self._forget_simple(call)
+
+    def _look_again(self, call: CallId, poll: OpenPoll, delay: float) -> None:
+        at = self._context.now + delay
+        if poll.until is not None and not poll.is_final(self._context.now):
+            at = min(at, poll.until)
+        self._context.timers.set(("call", call), at)
+
     def cancel(self, call: CallId) -> None:
         """The caller is gone. A segment that it was filling is not written to any more."""
-        self._context.timers.cancel(("call", call))
+        self._context.forget_call(call)
         if (put := self.puts.get(call)) is not None:
             if put.holding is not None:
                 put.holding.writing = False
@@ -440,7 +534,7 @@ class Calls:
                 self._serving.gone(holding)
                 self._memory.unname(holding)
                 put.accepted = None
-                self._context.tell_directory(_offer(put.call))
+                self._context.tell_directory(_offer(put))
 
     def announce(self) -> "Announcement":
         puts = [put for put in self.puts.values() if put.holding is not None and not put.answered]
@@ -448,7 +542,7 @@ class Calls:
         now = self._context.now
         return Announcement(
             tuple(Copy(h.version, h.size, h.layout) for h in held if h.version is not None),
-            tuple(_offer(put.call) for put in puts if put.accepted is None),
+            tuple(_offer(put) for put in puts if put.accepted is None),
             tuple(self._watchers),
             tuple(Delete(delete.call.call, delete.call.refs) for delete in self.deletes.values()),
             tuple(_submission(call) for call in self.reduces.values()),
@@ -464,11 +558,9 @@ class Calls:
                 put.holding.watermark = positions[call]
                 self._memory.moved(put.holding)
 
-    def _no_answer(self, ref: bytes | None) -> Failure:
-        detail = f"{label(self._context.node)} had no answer from the directory in the time given"
-        return Failure(FailureKind.TIMEOUT, detail, "check that the directory runs and is reachable", ref)
-
     def _undecided(self, ref: bytes) -> Failure:
+        if not self._context.hears_directory():
+            return self._context.unanswered(ref)
         detail = f"{label(self._context.node)} was not told in the time given whether this put or another one counts"
         remedy = "look whether another put or draft of the ref is unfinished, and whether the directory runs"
         return Failure(FailureKind.TIMEOUT, detail, remedy, ref)
@@ -477,12 +569,22 @@ class Calls:
         self._context.answer(CallFailed(call, Failure(FailureKind.INVALID, detail, "correct the call", ref)))
 
     def _set_deadline(self, call: CallId, deadline: float | None) -> None:
-        if deadline is not None:
+        """Of a call that waits for what others do."""
+        if deadline is not None and deadline <= self._context.now:
+            self.expired(call)
+        elif deadline is not None:
             self._context.timers.set(("call", call), deadline)
 
+    def _set_request_deadline(self, call: CallId, deadline: float | None) -> None:
+        """Of a call that only the directory must answer, for which it has some time in any case."""
+        if deadline is not None:
+            least = self._context.now + self._context.settings.suspicion
+            self._context.timers.set(("call", call), max(deadline, least))
 
-def _offer(call: PutCall) -> Put:
-    return Put(call.call, call.ref, call.size, call.layout, call.data, told=call.fresh and call.data is not None)
+
+def _offer(put: PendingPut) -> Put:
+    call = put.call
+    return Put(call.call, call.ref, call.size, call.layout, call.data, told=put.told)
 
 
 def _submission(call: ReduceCall) -> Reduce:

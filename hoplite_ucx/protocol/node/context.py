@@ -1,18 +1,37 @@
 """What the parts of a node share: its name, settings, timers, stories, and the effects that pile up for the shell."""
 
 import math
+from dataclasses import dataclass
 
+from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import Answer, NodeEffect, SendDirectory, SendPeer
-from hoplite_ucx.protocol.ids import NodeId, StreamId, label
+from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, label
 from hoplite_ucx.protocol.messages import ToDirectory, ToPeer
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.protocol.story import Stories
 from hoplite_ucx.protocol.timers import Timers
 
 
+@dataclass(slots=True)
+class OpenPoll:
+    """What the directory is asked about a call whose time is over, or that does not wait for a producer."""
+
+    ref: bytes | None
+    until: float | None
+    """If the object is there, the call may wait for its bytes until then."""
+    asked: float | None = None
+    """Since when the answer is awaited; None if it has come."""
+
+    def is_final(self, now: float) -> bool:
+        """The call ends with the answer, whatever it is."""
+        return self.until is not None and self.until <= now
+
+
 class Context:
-    def __init__(self, node: NodeId, settings: Settings) -> None:
+    def __init__(self, node: NodeId, settings: Settings, directory: str = "") -> None:
+        """`directory` is the address of the directory, as errors name it."""
         self.node = node
+        self._directory = f"the directory at {directory}" if directory else "the directory"
         self.settings = settings
         self.timers = Timers()
         self.stories = Stories(label(node))
@@ -21,6 +40,10 @@ class Context:
         """Of the last directory that welcomed us."""
         self.joined = False
         """Whether messages reach the directory; what is not sent now is announced by the next `Join`."""
+        self.heard = -math.inf
+        """When the directory said something last."""
+        self.beat_due = math.inf
+        self.polls: dict[CallId, OpenPoll] = {}
         self._effects: list[NodeEffect] = []
         self._streams = 0
 
@@ -29,8 +52,29 @@ class Context:
 
     def answer(self, effect: Answer) -> None:
         """Answer a user's call, whose deadline is then over."""
-        self.timers.cancel(("call", effect.call))
+        self.forget_call(effect.call)
         self._effects.append(effect)
+
+    def forget_call(self, call: CallId) -> None:
+        self.timers.cancel(("call", call))
+        self.polls.pop(call, None)
+
+    def silence(self) -> float:
+        """For how long the directory has said nothing. What this node itself slept through does not count."""
+        late = max(0.0, self.now - self.beat_due)
+        return max(0.0, self.now - self.heard - late)
+
+    def hears_directory(self) -> bool:
+        return self.joined and self.silence() < self.settings.suspicion
+
+    def unanswered(self, ref: bytes | None, so_far: str = "") -> Failure:
+        """Why a call ends without the directory's word."""
+        if self.hears_directory():
+            detail = f"{self._directory} did not say in time what it knows: it is busy, or was started a moment ago"
+        else:
+            detail = f"{self._directory} has not answered for {self.silence():.1f} s"
+        remedy = "check that the directory runs, and that this host can reach it"
+        return Failure(FailureKind.TIMEOUT, f"{detail}{so_far}", remedy, ref)
 
     def tell_directory(self, message: ToDirectory) -> None:
         if self.joined:

@@ -21,6 +21,7 @@ from hoplite_ucx.protocol.messages import (
     Halt,
     Halted,
     Inline,
+    ObjectState,
     Partial,
     Place,
     Sealed,
@@ -34,6 +35,11 @@ from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
 from hoplite_ucx.protocol.node.receiving import Incoming, Receiving
 from hoplite_ucx.protocol.node.serving import Serving
+
+_NOTHING_OF_IT = {
+    ObjectState.COMING: "it is still being put or reduced",
+    ObjectState.UNKNOWN: "nobody has it: it was not put yet, or it was lost with the node that had it",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -105,13 +111,18 @@ class Fetching:
             for call in self._take_getters(fetch):
                 self._memory.give_out(holding, call)
 
-    def state_of(self, ref: bytes) -> str:
-        """What a get that ran out of time was waiting for."""
+    def is_receiving(self, ref: bytes) -> bool:
+        """Bytes come, whatever the directory says or does not say."""
         fetch = self._of_store(ref)
-        if fetch is None or fetch.number == 0:
-            return "nobody has it: it was not put yet, or it was lost with the node that had it"
-        if fetch.sink is None:
+        return fetch is not None and fetch.incoming is not None
+
+    def state_of(self, ref: bytes, known: ObjectState | None) -> str:
+        """What a get without a value was waiting for; `known` is what the directory says of the object."""
+        fetch = self._of_store(ref)
+        if fetch is not None and (fetch.hungry_for is not None or fetch.request is not None):
             return "there is no room for it in the store"
+        if fetch is None or fetch.sink is None:
+            return _NOTHING_OF_IT.get(known or ObjectState.READY, "it is there, but nothing of it has come")
         if self._awaits_seal(fetch):
             return "all its bytes have come, but the reduction that makes it is not decided"
         received = f"{fetch.sink.watermark} of {fetch.sink.size} bytes have come"
@@ -119,7 +130,9 @@ class Fetching:
             return f"{received} and no node can send the rest now"
         if isinstance(fetch.placement, Assemble):
             return f"it is put together from {len(fetch.placement.stripes)} stripes, and not all of them have come"
-        return f"{received}, the rest is to come from {label(fetch.placement.sender)}"
+        sender = label(fetch.placement.sender)
+        grows = ", where it is still being put or reduced" if known is ObjectState.COMING else ""
+        return f"{received}, the rest is to come from {sender}{grows}"
 
     # --- from the directory ------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ def check_node(state: "NodeState") -> None:
     for call, put in state.calls.puts.items():
         _check_put(name, call, put, memory)
     _check_watchers(name, state.calls)
+    _check_polls(name, state)
     _check_requests(name, state)
     _check_timers(name, state)
 
@@ -405,6 +406,14 @@ def _check_wait(name: str, call: CallId, wait: PendingWait, calls: Calls) -> int
             watching += 1
             assert call in calls._watchers.get(ref, ()), f"{name}: wait {call} does not watch {short(ref)}"
     return watching
+
+
+def _check_polls(name: str, state: "NodeState") -> None:
+    """Whoever asks is an open call, and will not wait for ever."""
+    for call in state._context.polls:
+        live = call in state.fetching.getters or call in state.calls.waits or call in state.calls.asks
+        assert live, f"{name}: call {call} is over, not its question"
+        assert ("call", call) in state._context.timers, f"{name}: call {call} waits for an answer for ever"
 
 
 def _check_timers(name: str, state: "NodeState") -> None:

@@ -58,6 +58,7 @@ from hoplite_ucx.protocol.messages import (
     Join,
     Over,
     Place,
+    Polled,
     PutAccepted,
     PutRefused,
     Ready,
@@ -95,6 +96,8 @@ class NodeProfile:
     up: float
     down: float
     cluster: str
+    directory: str = ""
+    """Where the directory is, as errors are to name it."""
     memory: int = 4 * GIB
     streams_in: int = 256
     streams_out: int = 256
@@ -103,7 +106,7 @@ class NodeProfile:
 class NodeState:
     def __init__(self, node: NodeId, profile: NodeProfile, settings: Settings | None = None) -> None:
         self._profile = profile
-        self._context = Context(node, settings or Settings())
+        self._context = Context(node, settings or Settings(), profile.directory)
         self.memory = Memory(self._context, profile.memory)
         self.serving = Serving(self._context, self.memory, profile.up, profile.streams_out)
         self.receiving = Receiving(self._context, self.memory)
@@ -112,8 +115,6 @@ class NodeState:
         self.calls = Calls(self._context, self.memory, self.serving, self.fetching)
         self._members = 0  # of the cluster, as the directory said last
         self._failures_to_connect = 0
-        self._directory_heard = 0.0
-        self._beat_due = 0.0
         self._beats_sent: deque[float] = deque()  # that were not answered yet
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS_KEPT)
         self.refusal: Failure | None = None
@@ -129,7 +130,7 @@ class NodeState:
         return self._context.incarnation
 
     def start(self, now: float) -> list[NodeEffect]:
-        self._context.now = now
+        self._context.now = self._context.heard = now
         self._context.emit(ConnectDirectory())
         self._set_beat()
         return self._context.take_effects()
@@ -203,7 +204,7 @@ class NodeState:
     def _join(self) -> None:
         profile = self._profile
         self._context.joined = True
-        self._directory_heard = self._context.now
+        self._context.heard = self._context.now
         partials, wants = self.fetching.announce()
         pending = self.calls.announce()
         self._context.tell_directory(
@@ -238,6 +239,7 @@ class NodeState:
                 tombstones=pending.tombstones,
             )
         )
+        self.calls.poll_again()
         self.memory.review()
 
     def _session_lost(self) -> None:
@@ -289,8 +291,8 @@ class NodeState:
 
     def _beat(self, tick: Tick) -> None:
         settings = self._context.settings
-        late = max(0.0, self._context.now - self._beat_due)
-        self._directory_heard += late
+        late = max(0.0, self._context.now - self._context.beat_due)
+        self._context.heard += late
         self._set_beat()
         self.calls.beat(tick.positions)
         self.reducing.beat(tick.combined)
@@ -298,7 +300,7 @@ class NodeState:
         self.serving.beat(tick.positions)
         self.memory.beat()
         if self._context.joined:
-            if self._context.now - self._directory_heard >= settings.lease:
+            if self._context.now - self._context.heard >= settings.lease:
                 self._leave_session()
             else:
                 self._beats_sent.append(self._context.now)
@@ -306,13 +308,13 @@ class NodeState:
                 self._context.tell_directory(Heartbeat(self.receiving.progress(), quickest))
 
     def _set_beat(self) -> None:
-        self._beat_due = self._context.now + self._context.settings.heartbeat
-        self._context.timers.set("beat", self._beat_due)
+        self._context.beat_due = self._context.now + self._context.settings.heartbeat
+        self._context.timers.set("beat", self._context.beat_due)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _on_directory_message(self, message: ToNode) -> None:
-        self._directory_heard = self._context.now
+        self._context.heard = self._context.now
         match message:
             case Alive(members):
                 self._members = members
@@ -356,6 +358,8 @@ class NodeState:
                 self.calls.contributors(message)
             case Described():
                 self.calls.described(message)
+            case Polled():
+                self.calls.polled(message)
             case Welcome():
                 self._on_welcome(message)
             case Fenced():

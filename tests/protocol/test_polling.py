@@ -1,0 +1,444 @@
+"""Who asks once, or whose time is over, hears what the directory knows; a silent directory is called that."""
+
+import pytest
+
+from hoplite_ucx.protocol import Settings
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.events import (
+    CallFailed,
+    CancelCall,
+    ContributorsAre,
+    ContributorsCall,
+    DeleteCall,
+    DeleteDone,
+    DirectoryLost,
+    FromNode,
+    GetCall,
+    Got,
+    NodeEffect,
+    Probed,
+    PutCall,
+    PutDone,
+    Receive,
+    ReceiveClosed,
+    ReduceCall,
+    SendDirectory,
+    SessionLost,
+    Tick,
+    WaitCall,
+    Waited,
+)
+from hoplite_ucx.protocol.messages import (
+    Ask,
+    Contributors,
+    Copy,
+    Delete,
+    Deleted,
+    Drop,
+    Inline,
+    Join,
+    ObjectState,
+    Operation,
+    Place,
+    Poll,
+    Polled,
+    Put,
+    PutAccepted,
+    Ready,
+    Reduce,
+    Unwant,
+    Unwatch,
+    Want,
+    Watch,
+)
+from hoplite_ucx.protocol.settings import MIB
+from tests.protocol.harness import RATE, DirectoryDriver, NodeDriver, ref, version
+
+R = ref(1)
+V = version(1)
+SIZE = 10 * MIB
+SENDER = 7
+LATER = 300.0
+SETTINGS = Settings()
+
+
+def place() -> Place:
+    return Place(V, 1, SIZE, b"", SENDER, "address", MIB, RATE)
+
+
+def failure(effects: list[NodeEffect]) -> Failure:
+    return NodeDriver.only(effects, CallFailed).failure
+
+
+def stand_still(n: NodeDriver, seconds: float) -> list[NodeEffect]:
+    """Time passes, and the directory says nothing."""
+    effects = []
+    end = n.now + seconds
+    while n.now < end - 1e-9:
+        n.now = min(end, n.now + n.settings.heartbeat / 2)
+        effects += n.handle(Tick(dict(n.positions)))
+    return effects
+
+
+# --- a get that asks once ---------------------------------------------------------------------------------------
+
+
+def test_it_asks_at_once_and_hears_of_an_object_that_is_not_there() -> None:
+    n = NodeDriver()
+    assert n.handle(GetCall(1, R, LATER, once=True)) == [SendDirectory(Want(R)), SendDirectory(Poll(1, R))]
+    failed, unwant = n.directory(Polled(1, ObjectState.UNKNOWN))
+    assert isinstance(failed, CallFailed)
+    assert failed.failure.kind is FailureKind.TIMEOUT
+    assert "nobody has it" in failed.failure.detail
+    assert "timeout" in failed.failure.remedy
+    assert unwant == SendDirectory(Unwant(R))
+    assert not n.state.fetching.fetches
+
+
+def test_a_small_object_comes_with_the_answer() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    assert n.only(n.directory(Inline(V, b"", b"abc")), Got).data == b"abc"
+    assert n.directory(Polled(1, ObjectState.READY)) == []
+
+
+def test_what_is_there_is_fetched_however_long_that_takes() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    stream = n.only(n.directory(place()), Receive).stream
+    assert n.directory(Polled(1, ObjectState.READY)) == []
+    for watermark in range(1, 40):
+        n.positions[stream] = watermark
+        asked = n.sent(n.beat(), Poll)
+        for poll in asked:
+            n.directory(Polled(poll.call, ObjectState.READY))
+    assert n.only(n.handle(ReceiveClosed(stream, SIZE, None)), Got).call == 1
+
+
+def test_the_transfer_has_a_time_limit() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, 1.0, once=True))
+    stream = n.only(n.directory(place()), Receive).stream
+    n.directory(Polled(1, ObjectState.READY))
+    n.positions[stream] = 5
+    n.beat(3)
+    assert n.none(n.handle(Tick({stream: 7})), CallFailed)
+    assert f"5 of {SIZE} bytes have come" in failure(n.beat()).detail
+
+
+def test_what_is_lost_in_the_meantime_is_not_waited_for() -> None:
+    """The next put of the ref would be another producer."""
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    n.directory(place())
+    n.directory(Polled(1, ObjectState.READY))
+    assert n.sent(n.directory(Drop(V)), Want) == [Want(R)]
+    asked = n.sent(n.beat(int(SETTINGS.lease / SETTINGS.heartbeat)), Poll)
+    assert asked == [Poll(1, R)]
+    assert "nobody has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (ObjectState.COMING, "it is still being put or reduced"),
+        (ObjectState.UNKNOWN, "nobody has it"),
+    ],
+)
+def test_it_says_why_there_is_nothing(state: ObjectState, why: str) -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    assert why in failure(n.directory(Polled(1, state))).detail
+
+
+def test_a_producer_is_not_waited_for_though_its_bytes_come() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    n.only(n.directory(place()), Receive)
+    detail = failure(n.directory(Polled(1, ObjectState.COMING))).detail
+    assert f"0 of {SIZE} bytes" in detail
+    assert "still being put" in detail
+
+
+def test_what_is_here_needs_no_question() -> None:
+    n = NodeDriver()
+    n.handle(PutCall(5, R, 3, b"", b"abc", None))
+    n.directory(PutAccepted(5, V, existing=False))
+    assert n.only(n.handle(GetCall(1, R, LATER, once=True)), Got).version == V
+
+
+def test_an_own_put_is_seen_before_the_directory_has_heard_of_it() -> None:
+    """The offer goes before the question, and its answer comes before the question's."""
+    n = NodeDriver()
+    told = n.handle(PutCall(5, R, 3, b"", b"abc", None, fresh=True))
+    assert n.only(told, PutDone).call == 5
+    sent = [SendDirectory(message) for message in (Want(R), Poll(1, R))]
+    assert told[-1] == SendDirectory(Put(5, R, 3, b"", b"abc", told=True))
+    assert n.handle(GetCall(1, R, LATER, once=True)) == sent
+    assert n.only(n.directory(PutAccepted(5, V, existing=False)), Got).call == 1
+    assert n.directory(Polled(1, ObjectState.READY)) == []
+
+
+def test_whoever_gives_up_forgets_the_question() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    n.handle(CancelCall(1))
+    assert n.directory(Polled(1, ObjectState.UNKNOWN)) == []
+    assert n.state.timers() == ["beat"]
+
+
+# --- other calls without time -----------------------------------------------------------------------------------
+
+
+def test_a_wait_without_time_asks_once() -> None:
+    n = NodeDriver()
+    refs = (ref(1), ref(2))
+    assert n.handle(WaitCall(1, refs, 2, n.now)) == [SendDirectory(Watch(refs)), SendDirectory(Poll(1))]
+    assert n.directory(Ready((ref(2),))) == []
+    assert n.directory(Polled(1, ObjectState.READY)) == [
+        SendDirectory(Unwatch((ref(1),))),
+        Waited(1, (ref(2),), (ref(1),)),
+    ]
+
+
+def test_a_wait_that_finds_enough_ends_with_it() -> None:
+    n = NodeDriver()
+    n.handle(WaitCall(1, (R,), 1, n.now))
+    assert n.directory(Ready((R,))) == [Waited(1, (R,), ())]
+    assert n.directory(Polled(1, ObjectState.READY)) == []
+
+
+def test_a_get_with_hardly_any_time_is_not_told_a_lie() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, 0.001))
+    n.now = 0.001
+    assert n.handle(Tick()) == [SendDirectory(Poll(1, R))]
+    n.now = 0.002
+    assert n.only(n.directory(Inline(V, b"", b"abc")), Got).data == b"abc"
+
+
+def test_a_get_whose_time_is_over_says_how_far_it_came() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, 0.001))
+    n.now = 0.001
+    n.handle(Tick())
+    n.directory(place())
+    assert f"0 of {SIZE} bytes have come" in failure(n.directory(Polled(1, ObjectState.READY))).detail
+
+
+def test_contributors_are_asked_for_once() -> None:
+    n = NodeDriver()
+    assert n.handle(ContributorsCall(1, R, n.now)) == [SendDirectory(Ask(1, R)), SendDirectory(Poll(1, R))]
+    assert "not decided" in failure(n.directory(Polled(1, ObjectState.COMING))).detail
+    assert not n.state.calls.asks
+    n.handle(ContributorsCall(2, R, n.now))
+    assert n.directory(Contributors(2, (ref(2),))) == [ContributorsAre(2, (ref(2),))]
+    assert n.directory(Polled(2, ObjectState.READY)) == []
+
+
+def test_requests_have_time_for_the_answer() -> None:
+    n = NodeDriver()
+    n.handle(DeleteCall(1, (R,), n.now))
+    n.handle(ReduceCall(2, R, (ref(2),), Operation.SUM, 1, n.now))
+    n.handle(PutCall(3, ref(3), 3, b"", b"abc", n.now))
+    n.now += SETTINGS.suspicion / 2
+    assert n.none(n.handle(Tick()), CallFailed)
+    assert n.directory(Deleted(1)) == [DeleteDone(1)]
+    assert n.only(n.directory(PutAccepted(3, version(3), existing=False)), PutDone).call == 3
+
+
+# --- a silent directory -----------------------------------------------------------------------------------------
+
+
+CALLS = {
+    "get": lambda now: GetCall(1, R, now),
+    "get once": lambda _: GetCall(1, R, LATER, once=True),
+    "wait": lambda now: WaitCall(1, (R,), 1, now),
+    "contributors": lambda now: ContributorsCall(1, R, now),
+    "delete": lambda now: DeleteCall(1, (R,), now),
+    "reduce": lambda now: ReduceCall(1, R, (ref(2),), Operation.SUM, 1, now),
+    "put": lambda now: PutCall(1, R, 3, b"", b"abc", now),
+    "fresh put": lambda now: PutCall(1, R, 3, b"", b"abc", now, fresh=True),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_directory_that_went_away_is_named_with_the_time_since(call: str) -> None:
+    n = NodeDriver()
+    n.handle(DirectoryLost())
+    stand_still(n, 10.0)
+    effects = n.handle(CALLS[call](n.now))
+    effects += stand_still(n, SETTINGS.suspicion + 0.1)
+    failed = failure(effects)
+    assert failed.kind is FailureKind.TIMEOUT
+    assert "the directory has not answered for 10" in failed.detail
+    assert "nobody has it" not in failed.detail
+    assert "directory runs" in failed.remedy
+
+
+def test_its_address_is_named() -> None:
+    n = NodeDriver(directory="10.0.0.1:7000", joined=False)
+    stand_still(n, 5.0)
+    assert "the directory at 10.0.0.1:7000 has not answered for 5.0 s" in failure(n.handle(GetCall(1, R, n.now))).detail
+
+
+def test_one_that_fell_silent_in_its_session_has_some_time_to_answer() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    assert n.none(stand_still(n, SETTINGS.suspicion - 0.1), CallFailed)
+    assert "the directory has not answered for 0.8 s" in failure(stand_still(n, 0.1)).detail
+
+
+def test_one_that_answers_others_but_not_this_is_not_called_silent() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    detail = failure(n.beat(4)).detail
+    assert "did not say in time what it knows" in detail
+
+
+def test_what_this_node_slept_through_is_not_its_silence() -> None:
+    n = NodeDriver()
+    n.beat()
+    n.now += 60.0
+    assert n.none(n.handle(GetCall(1, R, n.now)), CallFailed)
+    assert n.only(n.handle(PutCall(5, ref(2), 3, b"", b"abc", None, fresh=True)), PutDone).call == 5
+
+
+def test_a_question_is_asked_again_in_the_next_session() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    n.handle(WaitCall(2, (ref(2),), 1, n.now))
+    n.handle(DirectoryLost())
+    join, *polls = n.sent(n.connect_effects(), Join | Poll)
+    assert isinstance(join, Join)
+    assert join.wants == (R,)
+    assert join.watches == (ref(2),)
+    assert polls == [Poll(1, R), Poll(2)]
+    n.directory(Ready((ref(2),)))
+    assert "nobody has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
+
+
+def test_what_is_being_received_goes_on_without_a_directory() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    stream = n.only(n.directory(place()), Receive).stream
+    n.directory(Polled(1, ObjectState.READY))
+    n.handle(DirectoryLost())
+    for watermark in range(1, 8):
+        n.positions[stream] = watermark
+        assert n.none(stand_still(n, 0.5), CallFailed)
+    assert n.only(n.handle(ReceiveClosed(stream, SIZE, None)), Got).call == 1
+
+
+def test_a_wait_tells_what_is_ready_as_far_as_is_known() -> None:
+    n = NodeDriver()
+    n.handle(WaitCall(1, (ref(1), ref(2)), 2, LATER))
+    n.directory(Ready((ref(2),)))
+    n.handle(DirectoryLost())
+    n.now = LATER
+    detail = failure(n.handle(Tick()) + stand_still(n, SETTINGS.suspicion)).detail
+    assert "of 2 refs 1 are known to be ready" in detail
+
+
+def test_a_put_that_nobody_can_hear_of_waits_for_the_directory() -> None:
+    n = NodeDriver()
+    n.handle(DirectoryLost())
+    assert n.none(n.handle(PutCall(5, R, 3, b"", b"abc", 60.0, fresh=True)), PutDone)
+    hello = n.connect()
+    assert hello.puts == (Put(5, R, 3, b"", b"abc"),)
+    assert n.only(n.directory(PutAccepted(5, V, existing=False)), PutDone).call == 5
+
+
+def test_a_put_into_a_silent_session_waits_too() -> None:
+    n = NodeDriver()
+    stand_still(n, SETTINGS.suspicion)
+    assert n.none(n.handle(PutCall(5, R, 3, b"", b"abc", 60.0, fresh=True)), PutDone)
+    assert n.only(n.directory(PutAccepted(5, V, existing=False)), PutDone).call == 5
+
+
+def test_a_put_that_was_done_is_offered_again_as_such() -> None:
+    n = NodeDriver()
+    n.handle(PutCall(5, R, 3, b"", b"abc", 60.0, fresh=True))
+    n.handle(DirectoryLost())
+    assert n.connect().puts == (Put(5, R, 3, b"", b"abc", told=True),)
+
+
+# --- what the directory says ------------------------------------------------------------------------------------
+
+
+def polled(d: DirectoryDriver, name: str, number: int | None) -> ObjectState:
+    d.heard(name)
+    d.tell(name, Poll(9, None if number is None else ref(number)))
+    [answer] = d.heard_all(Polled, name)
+    assert answer.call == 9
+    return answer.state
+
+
+def test_it_knows_what_is_there_and_what_is_on_its_way() -> None:
+    d = DirectoryDriver("A", "B")
+    assert polled(d, "B", 1) is ObjectState.UNKNOWN
+    d.put("A", 1)
+    assert polled(d, "B", 1) is ObjectState.READY
+    d.put("A", 2, done=False)
+    assert polled(d, "B", 2) is ObjectState.COMING
+    d.tell("A", Reduce(5, ref(3), (ref(1), ref(4)), Operation.SUM, 2))
+    assert polled(d, "B", 3) is ObjectState.COMING
+    d.tell("A", Delete(6, (R,)))
+    assert polled(d, "B", 1) is ObjectState.DELETED
+    polled(d, "B", None)
+    d.tell("A", Put(7, ref(5), 3, b"", b"abc", told=True))
+    assert polled(d, "B", 5) is ObjectState.READY
+
+
+def test_a_question_leaves_nothing_behind() -> None:
+    d = DirectoryDriver("A")
+    polled(d, "A", 1)
+    d.tell("A", Want(R), Poll(9, R), Unwant(R))
+    assert not d.directory.records
+
+
+def test_what_was_asked_before_is_answered_before() -> None:
+    d = DirectoryDriver("A", "B")
+    d.put("A", 1)
+    d.heard("B")
+    d.tell("B", Want(R), Watch((ref(2), R)), Poll(9, R))
+    assert [type(message) for message in d.heard("B")] == [Place, Ready, Polled]
+
+
+def test_a_lost_object_is_absent() -> None:
+    d = DirectoryDriver("A", "B")
+    d.put("A", 1)
+    d.handle(SessionLost(d["A"]))
+    d.handle(Probed(d["A"], accepted=False))
+    assert polled(d, "B", 1) is ObjectState.UNKNOWN
+
+
+def test_who_polls_asks_no_more() -> None:
+    """Else a user who polls for the contributors would leave a mark each time."""
+    d = DirectoryDriver("A")
+    d.tell("A", Reduce(5, ref(3), (ref(1), ref(4)), Operation.SUM, 2), Ask(9, ref(3)))
+    assert polled(d, "A", 3) is ObjectState.COMING
+    assert not d.directory.records[ref(3)].askers
+
+
+def test_a_new_directory_answers_when_it_has_heard_everybody() -> None:
+    d = DirectoryDriver(incarnation=2)
+    d.directory.recover(0.0)
+    d.join("B", incarnation=1, members=2)
+    d.heard("B")
+    d.tell("B", Poll(9, R))
+    assert not d.heard_all(Polled, "B")
+    d.join("A", incarnation=1, members=2, copies=(Copy(V, SIZE, b""),))
+    assert d.heard_all(Polled, "B") == [Polled(9, ObjectState.READY)]
+
+
+def test_who_asked_and_is_gone_is_not_answered() -> None:
+    d = DirectoryDriver(incarnation=2)
+    d.directory.recover(0.0)
+    d.join("B", incarnation=1, members=2)
+    d.tell("B", Poll(9, R))
+    d.handle(SessionLost(d["B"]))
+    d.pass_time(3.0)
+    d.heard("B")
+    d.handle(FromNode(d["B"], Poll(9, R)))
+    assert not d.heard_all(Polled, "B")
