@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +19,7 @@ from hoplite_ucx.bench.demo import acts, hosts, screen, worker
 from hoplite_ucx.bench.demo.traffic import Traffic
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterUnavailableError
 from hoplite_ucx.cli import app
+from tests.tools.waiting import HANG, eventually
 
 _HOPLITE = [sys.executable, "-c", "from hoplite_ucx.cli import main; main()"]
 _SMALL = ["demo", "--hosts", "3", "--size", "4MiB", "--rate", "200mbit"]
@@ -84,12 +83,22 @@ def test_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _children() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("when", ["starting", "playing"])
+_ALSO = pytest.mark.long(reason="the other pairs of a signal and a moment")
+
+
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [
+        (signal.SIGTERM, "starting"),
+        (signal.SIGINT, "playing"),
+        pytest.param(signal.SIGINT, "starting", marks=_ALSO),
+        pytest.param(signal.SIGTERM, "playing", marks=_ALSO),
+    ],
+)
 def test_an_interrupt_leaves_nothing(number: signal.Signals, when: str) -> None:
     mark = f"demo-{os.getpid()}-{number}-{when}"
     demo = subprocess.Popen(
-        [*_HOPLITE, "demo", "--hosts", "3", "--size", "64MiB", "--rate", "50mbit"],
+        [*_HOPLITE, "demo", "--hosts", "3", "--size", "16MiB", "--rate", "40mbit"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -98,22 +107,14 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, when: str) -> None:
     with demo:
         assert demo.stdout is not None
         if when == "starting":
-            _await(lambda: len(_marked(mark)) > 3)
+            eventually(lambda: len(_marked(mark)) > 3)
         else:
             assert any(line.startswith("1  broadcast") for line in demo.stdout)
-            time.sleep(0.5)
         demo.send_signal(number)
-        output, errors = demo.communicate(timeout=20)
+        output, errors = demo.communicate(timeout=HANG)
     assert demo.returncode == 130, output
     assert errors == ""
-    _await(lambda: not _marked(mark))
-
-
-def _await(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: not _marked(mark))
 
 
 def _marked(mark: str) -> list[int]:

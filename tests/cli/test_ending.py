@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.test_faults import alive, without_address
 from tests.tools.commands import HOPLITE, interrupt_while_loading
+from tests.tools.waiting import HANG, eventually
 
 MARK = "HOPLITE_TEST_ENDING"
 _BENCH = """
@@ -30,7 +29,7 @@ main()
 """
 _HOPLITE = "from hoplite_ucx.cli import main; main()"
 _PEERS = ["peers", "--hosts", "2", "--size", "1KiB", "--operation", "broadcast", "--repeat", "1", "--no-bare"]
-_BROADCAST = ["broadcast", "--hosts", "2", "--size", "1MiB", "--repeat", "1000"]
+_BROADCAST = ["broadcast", "--hosts", "2", "--size", "1MiB", "--repeat", "100000"]
 
 
 def marked(mark: str) -> set[int]:
@@ -46,13 +45,6 @@ def marked(mark: str) -> set[int]:
     return found
 
 
-def eventually(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -60,10 +52,20 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
+_ALSO = pytest.mark.long(reason="the other pairs of a command and a signal")
+
+
 @pytest.mark.usefixtures("emulated_hosts")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
-    ("code", "arguments", "under_way"), [(_BENCH, _PEERS, b"sleep"), (_HOPLITE, _BROADCAST, b"worker")]
+    ("number", "code", "arguments", "under_way"),
+    [
+        (signal.SIGHUP, _BENCH, _PEERS, b"sleep"),
+        (signal.SIGTERM, _HOPLITE, _BROADCAST, b"worker"),
+        pytest.param(signal.SIGINT, _BENCH, _PEERS, b"sleep", marks=_ALSO),
+        pytest.param(signal.SIGTERM, _BENCH, _PEERS, b"sleep", marks=_ALSO),
+        pytest.param(signal.SIGINT, _HOPLITE, _BROADCAST, b"worker", marks=_ALSO),
+        pytest.param(signal.SIGHUP, _HOPLITE, _BROADCAST, b"worker", marks=_ALSO),
+    ],
 )
 def test_a_bench_that_is_ended_leaves_nothing(
     code: str, arguments: list[str], under_way: bytes, number: signal.Signals, tmp_path: Path
@@ -79,9 +81,8 @@ def test_a_bench_that_is_ended_leaves_nothing(
     )
     try:
         eventually(lambda: sum(under_way in command_line(pid) for pid in marked(mark)) >= 2)
-        time.sleep(0.3)
         command.send_signal(number)
-        output, errors = command.communicate(timeout=20)
+        output, errors = command.communicate(timeout=HANG)
     finally:
         command.kill()
     assert command.returncode == 130, (output, errors)
@@ -102,7 +103,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             service.wait(1)
         service.terminate()
-        assert service.wait(10) == 0
+        assert service.wait(HANG) == 0
 
 
 @pytest.mark.parametrize("command", [HOPLITE, (sysconfig.get_path("scripts") + "/hoplite",)], ids=["-m", "script"])

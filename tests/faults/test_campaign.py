@@ -15,11 +15,12 @@ from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.cli import app
 
 SIZE = 8 << 20
+MORE = pytest.mark.long(reason="more seeds of the same")
 RATE = 50e6
 
 
 @pytest.mark.usefixtures("emulated_hosts")
-@pytest.mark.parametrize("seed", [11, 12, 13])
+@pytest.mark.parametrize("seed", [11, *(pytest.param(seed, marks=MORE) for seed in (12, 13, 14, 15))])
 def test_faults_in_the_middle_of_everything(seed: int) -> None:
     """Ten each: no wrong byte, no hang, every error justified, nothing left."""
     records = run_campaign(Settings(seed, 4, SIZE, RATE), 10)

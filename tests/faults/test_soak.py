@@ -15,6 +15,7 @@ from hoplite_ucx.bench.soak.tasks import Books, Known, Task, TaskKind
 MIB = 1 << 20
 
 
+@pytest.mark.long(reason="counts what happens in a given time")
 @pytest.mark.usefixtures("emulated_hosts")
 def test_a_short_soak() -> None:
     verdict = soak(seconds=15, machines=3, lanes=2, rate=50e6, every=4, seed=3)

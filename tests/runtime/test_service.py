@@ -22,8 +22,9 @@ from hoplite_ucx.cli import app
 from hoplite_ucx.errors import ClosedError
 from hoplite_ucx.runtime import cluster, inspection
 from hoplite_ucx.runtime.inspection import LocalAgents
-from tests.runtime.test_cluster import eventually
 from tests.runtime.test_faults import alive, children_of, without_address
+from tests.tools.loopback import own_address
+from tests.tools.waiting import HANG, eventually
 
 HOPLITE = [sys.executable, "-c", "from hoplite_ucx.cli import main; main()"]
 ENVIRONMENT = {**without_address(), "HOPLITE_TOKEN": "a token"}
@@ -39,7 +40,7 @@ def service(*options: str, **environment: str) -> Iterator[tuple["subprocess.Pop
         yield process, json.loads(process.stdout.readline())
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=HANG)
 
 
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -77,19 +78,20 @@ def test_a_head_and_another_agent() -> None:
         wrong = run("status", "--address", report["address"], HOPLITE_TOKEN="wrong")
         assert wrong.returncode == 1
         assert "token" in wrong.stderr
-    eventually(lambda: not any(alive(child) for child in children), 5)
+    eventually(lambda: not any(alive(child) for child in children))
 
 
 def test_agents_of_a_cluster_that_is_over_end_and_say_so() -> None:
     """Its head was ended and started again: that is another cluster at the same address."""
     with contextlib.ExitStack() as stack:
-        first, report = stack.enter_context(service("--head", "--port", "0"))
+        where = ("--head", "--host", own_address(), "--port")
+        first, report = stack.enter_context(service(*where, "0"))
         other, _ = stack.enter_context(service("--address", report["address"]))
         first.terminate()
-        first.communicate(timeout=10)
+        first.communicate(timeout=HANG)
         port = report["address"].rsplit(":", 1)[1]
-        _, anew = stack.enter_context(service("--head", "--port", port))
-        _, said = other.communicate(timeout=20)
+        _, anew = stack.enter_context(service(*where, port))
+        _, said = other.communicate(timeout=HANG)
         assert other.returncode == 1
         assert f"is of a new cluster, {anew['cluster']}: cluster {report['cluster']} is over" in said
         assert "start it again" in said
@@ -102,9 +104,9 @@ def test_a_directory_that_crashes_is_started_again() -> None:
             ref = hoplite.put(np.arange(1 << 18))
             (directory,) = [child for child in children_of(head.pid) if _role(child) == "directory"]
             os.kill(directory, signal.SIGKILL)
-            eventually(lambda: any(_role(c) == "directory" for c in children_of(head.pid) if c != directory), 20)
-            assert hoplite.get(hoplite.put("after"), timeout=20) == "after"
-            assert hoplite.get(ref, timeout=20)[5] == 5
+            eventually(lambda: any(_role(c) == "directory" for c in children_of(head.pid) if c != directory))
+            assert hoplite.get(hoplite.put("after"), timeout=HANG) == "after"
+            assert hoplite.get(ref, timeout=HANG)[5] == 5
         finally:
             hoplite.shutdown()
 
@@ -113,14 +115,14 @@ def test_a_service_whose_agent_dies_ends() -> None:
     with service("--head", "--port", "0") as (head, _):
         (agent,) = [child for child in children_of(head.pid) if _role(child) == "agent"]
         os.kill(agent, signal.SIGKILL)
-        assert head.wait(10) == 1
+        assert head.wait(HANG) == 1
 
 
 def test_a_service_that_is_killed_leaves_nothing() -> None:
     with service("--head", "--port", "0") as (head, _):
         children = children_of(head.pid)
         head.kill()
-        eventually(lambda: not any(alive(child) for child in children), 5)
+        eventually(lambda: not any(alive(child) for child in children))
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,11 @@ from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.wire.session import Listener, Session, connect
 from hoplite_ucx.transports.wire.tls import Tls
-from tests.runtime.test_cluster import eventually
 from tests.runtime.test_service import run as command
 from tests.runtime.test_service import service
 from tests.tools.certificates import NEEDS_OPENSSL, Authority, variables
+from tests.tools.links import be_patient
+from tests.tools.waiting import HANG, eventually
 
 pytestmark = NEEDS_OPENSSL
 
@@ -108,7 +109,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 
     def run(work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(asyncio.wait_for(work, 30))
+            runner.run(asyncio.wait_for(work, HANG))
 
     return run
 
@@ -170,7 +171,7 @@ def tap(address: str) -> Iterator[tuple[str, bytearray]]:
         with suppress(OSError):
             listening.shutdown(socket.SHUT_RDWR)
         listening.close()
-        threads[0].join(10)
+        threads[0].join(HANG)
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -234,7 +235,7 @@ def test_certificates_of_another_authority(run: Callable[..., None], files: TlsF
                 with pytest.raises(WrongTlsError):
                     await connect(echo.address, Identity(2, TOKEN, tls=Tls(mine)), Kind.PEER, made.append)
                 assert made == []
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(HANG):
                     while not echo.refused:
                         await asyncio.sleep(0.01)
                 assert isinstance(echo.refused[0], WrongTlsError)
@@ -268,7 +269,7 @@ def test_silence_and_garbage_instead_of_tls(run: Callable[..., None], files: Tls
                 sock.sendall(after)
                 session = await connect(echo.address, Identity(3, TOKEN, tls=tls), Kind.PEER, lambda _: None)
                 assert session.open
-                async with asyncio.timeout(6):
+                async with asyncio.timeout(HANG):
                     while not echo.refused:
                         await asyncio.sleep(0.01)
                 session.close()
@@ -282,6 +283,7 @@ def test_silence_and_garbage_instead_of_tls(run: Callable[..., None], files: Tls
 
 @pytest.fixture
 def configured(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
     for name, value in variables(files).items():
         monkeypatch.setenv(name, value)
 
@@ -297,7 +299,7 @@ def test_links_with_and_without_tls_do_not_meet() -> None:
     lost: list[Exception] = []
     with TlsEndpoint(1) as a, TcpEndpoint(2, on_lost=lambda *why: lost.append(why[2])) as b:
         Receiving(b, 1, a.address, (2, 1), 1000)
-        eventually(lambda: lost and a.refused, 5)
+        eventually(lambda: lost and a.refused)
         assert isinstance(lost[0], WrongTlsError)
         assert isinstance(a.refused[0], WrongTlsError)
 
@@ -331,7 +333,7 @@ def test_a_cluster_over_tls(files: TlsFiles) -> None:
             hoplite.shutdown()
         hoplite.init(report["address"], agent=other["agent"])
         try:
-            assert np.array_equal(hoplite.get(ref, timeout=30), value)
+            assert np.array_equal(hoplite.get(ref, timeout=HANG), value)
         finally:
             hoplite.shutdown()
         done = command("status", "--json", "--address", report["address"], **variables(files))

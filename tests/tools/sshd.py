@@ -18,6 +18,7 @@ import pytest
 
 import hoplite_ucx
 from hoplite_ucx.bench.hosts.namespaces import Cluster, Host
+from tests.tools.waiting import HANG
 
 PYTHON = f"env PYTHONPATH={Path(hoplite_ucx.__file__).parents[1]} {sys.executable}"
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
@@ -45,11 +46,13 @@ class Machines:
         return path
 
     def processes(self) -> list[int]:
-        """What runs on the machines for a measurement."""
+        """What runs on these machines for a measurement."""
+        networks = {os.stat(host.namespace).st_ino for host in self.hosts}
         found = []
         for entry in Path("/proc").iterdir():
             try:
-                if entry.name.isdecimal() and b"HOPLITE_BENCH_PROCESS=" in (entry / "environ").read_bytes():
+                ours = entry.name.isdecimal() and b"HOPLITE_BENCH_PROCESS=" in (entry / "environ").read_bytes()
+                if ours and os.stat(entry / "ns" / "net").st_ino in networks:
                     found.append(int(entry.name))
             except OSError:
                 pass  # it has just ended
@@ -97,7 +100,7 @@ def machines(folder: Path, count: int, rate: float) -> Iterator[Machines]:
 
 def _await_port(seat: Host, address: str) -> None:
     look = f"import socket; socket.create_connection(({address!r}, 22), 1).close()"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while seat.run([sys.executable, "-c", look], check=False).returncode != 0:
         assert time.monotonic() < deadline, f"the sshd of {address} does not listen"
         time.sleep(0.1)

@@ -172,7 +172,7 @@ def test_what_is_required_is_not_replaced() -> None:
     required = Configuration(require=Kind.UCX, ucx=UcxSettings(segment=64 << 10))
     with nodes(UCX, required) as (a, b):
         Serving(a, b.node, (2, 1), filled(1, SIZE), SIZE)
-        assert Receiving(b, a.node, a.address, (2, 1), SIZE).wait(5) == (0, Fault.BROKEN)
+        assert Receiving(b, a.node, a.address, (2, 1), SIZE).wait() == (0, Fault.BROKEN)
 
 
 def test_a_peer_that_does_not_use_ucx() -> None:
@@ -197,16 +197,14 @@ def test_a_link_that_breaks_in_mid_object_goes_on_over_tcp() -> None:
         incoming = Receiving(b, a.node, a.address, (2, 1), size, granule=1 << 20)
         wait_until(lambda: incoming.memory.watermark() == size // 2, "half of it")
         ucx = next(iter(a.transport._ucx.values()))
-        began = time.monotonic()
         ucx.drop(b.node)  # UCX alone, on the sender's side
-        watermark, fault = incoming.wait(5)
-        outgoing.wait(5)
+        watermark, fault = incoming.wait()
+        outgoing.wait()
         assert (watermark, fault) == (size // 2, Fault.BROKEN)
         source.rise(size)
         again = Receiving(b, a.node, a.address, (2, 2), size, offset=watermark, granule=1 << 20, memory=incoming.memory)
         Serving(a, b.node, (2, 2), source, size, offset=watermark, granule=1 << 20)
         wait_until(lambda: incoming.memory.watermark() > watermark, "it goes on")
-        assert time.monotonic() - began < 2.0  # some milliseconds on a machine that is not busy
         again.complete(5)
         assert used(b, a.node) >= {"tcp"}
         assert "failed on this link lately" in b.transport.reasons()[a.node].reason

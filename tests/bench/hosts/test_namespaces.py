@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from hoplite_ucx.bench.bare.driver import measure_bare
 from hoplite_ucx.bench.hosts import namespace_keeper
 from hoplite_ucx.bench.hosts import namespaces as clusters
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterError, ClusterUnavailableError, Host
+from tests.tools.waiting import HANG, eventually
 
 pytestmark = pytest.mark.usefixtures("emulated_hosts")
 
@@ -63,13 +64,6 @@ with Cluster(hosts=2, name=sys.argv[1]) as cluster:
     print(cluster.keeper_pid, flush=True)
     time.sleep(300)
 """
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (done := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return done
 
 
 class UnforeseenError(Exception):
@@ -118,11 +112,16 @@ def pair() -> Iterator[Cluster]:
 # --- what hosts are --------------------------------------------------------------------------------------------
 
 
-def test_eight_hosts_are_up_in_two_seconds_and_leave_the_system_as_it_was() -> None:
-    before = links_here()
+@pytest.mark.long(reason="judges speed")
+def test_eight_hosts_are_up_in_two_seconds() -> None:
     began = time.monotonic()
-    with Cluster(hosts=8) as cluster:
+    with Cluster(hosts=8):
         assert time.monotonic() - began < 2
+
+
+def test_eight_hosts_leave_the_system_as_it_was() -> None:
+    before = links_here()
+    with Cluster(hosts=8) as cluster:
         assert links_here() == before
         addresses = [ipaddress.ip_address(host.address) for host in cluster.hosts]
         assert len(set(addresses)) == 8
@@ -141,7 +140,7 @@ def test_connections_are_those_of_a_debian_host_whatever_this_machine_prefers(pa
     assert server.stdout.readline() == "ready\n"
     ask = f"import socket; print(socket.create_connection(({first.address!r}, 7603)).getsockopt(6, 13, 5).decode())"
     assert second.run([sys.executable, "-c", ask]).stdout == "cubic\n"
-    assert server.communicate(timeout=20)[0] == "cubic\n"
+    assert server.communicate(timeout=HANG)[0] == "cubic\n"
 
 
 def test_clusters_do_not_see_each_other() -> None:
@@ -202,10 +201,8 @@ def test_a_command_that_fails_or_does_not_end_is_told(pair: Cluster) -> None:
     with pytest.raises(ClusterError, match="on host 1 ended with 3: oh no"):
         pair.hosts[1].run(["sh", "-c", "echo oh no >&2; exit 3"])
     assert pair.hosts[1].run(["false"], check=False).returncode == 1
-    began = time.monotonic()
-    with pytest.raises(subprocess.TimeoutExpired):
+    with pytest.raises(subprocess.TimeoutExpired):  # though a child of it holds its output open
         pair.hosts[1].run(["sh", "-c", "sleep 300 & sleep 300"], timeout=0.2)
-    assert time.monotonic() - began < 5
 
 
 def test_a_process_outlives_the_thread_that_started_it(pair: Cluster) -> None:
@@ -234,6 +231,7 @@ def answering(server_host: Host, client_host: Host, timeout: float = 0.3) -> str
             server.kill()
 
 
+@pytest.mark.long(reason="judges speed")
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])  # from host 0 to 1, and from 1 to 0
 def test_bulk_fills_the_rate_and_no_more(pair: Cluster, operation: str) -> None:
     measured = measure_bare(operation, hosts=2, size=5 << 20, rate=200 * MBIT, repeat=3, cluster=pair)
@@ -242,6 +240,18 @@ def test_bulk_fills_the_rate_and_no_more(pair: Cluster, operation: str) -> None:
     assert measured.fastest / measured.limit_seconds == pytest.approx(1, abs=0.1)
 
 
+def test_a_hosts_rate_can_be_changed(pair: Cluster) -> None:
+    pair.set_rate(1, 50 * MBIT, "in")
+    try:
+        slow = measure_bare("broadcast", hosts=2, size=2 << 20, rate=50 * MBIT, repeat=1, cluster=pair)
+        assert slow.limit_seconds is not None
+        assert slow.fastest / slow.limit_seconds > 0.9, "faster than the new rate allows"
+    finally:
+        pair.set_rate(1, 200 * MBIT)
+    assert answering(pair.hosts[1], pair.hosts[0], timeout=HANG) == "hello"
+
+
+@pytest.mark.long(reason="judges speed")
 def test_a_hosts_rate_can_be_changed_either_way(pair: Cluster) -> None:
     pair.set_rate(1, 50 * MBIT, "in")
     try:
@@ -253,7 +263,7 @@ def test_a_hosts_rate_can_be_changed_either_way(pair: Cluster) -> None:
         assert back.ratio < 0.5
     finally:
         pair.set_rate(1, 200 * MBIT)
-    assert answering(pair.hosts[1], pair.hosts[0], timeout=5) == "hello"
+    assert answering(pair.hosts[1], pair.hosts[0], timeout=HANG) == "hello"
 
 
 @pytest.mark.parametrize(("way", "heard"), [("out", False), ("in", True), ("both", False)])
@@ -263,11 +273,11 @@ def test_a_cut_is_silent_and_heals(pair: Cluster, way: clusters.Way, heard: bool
         assert server.stdout is not None
         ask = [sys.executable, "-c", ASK, server_host.address]
         assert server.stdout.readline() == b"ready\n"
-        assert client_host.run([*ask, "before", "5"]).stdout == "before\n"
+        assert client_host.run([*ask, "before", str(HANG)]).stdout == "before\n"
         pair.cut(client_host.index, way)
         assert client_host.run([*ask, "during", "0.2"]).stdout == "silence\n"
         pair.heal(client_host.index, way)
-        assert client_host.run([*ask, "after", "5"]).stdout == "after\n"
+        assert client_host.run([*ask, "after", str(HANG)]).stdout == "after\n"
         server.kill()
         got = server.stdout.read().decode().split()[1::2]
     assert got == (["before", "during", "after"] if heard else ["before", "after"])
@@ -278,7 +288,7 @@ def test_unshaped_hosts_can_be_cut_and_healed() -> None:
         cluster.cut(0)
         assert answering(*cluster.hosts) == "silence"
         cluster.heal(0)
-        assert answering(*cluster.hosts, timeout=5) == "hello"  # the address is looked up again within a second
+        assert answering(*cluster.hosts, timeout=HANG) == "hello"  # the address is looked up again within a second
 
 
 # --- the end ---------------------------------------------------------------------------------------------------
@@ -293,7 +303,7 @@ def test_an_exception_ends_everything_in_the_hosts() -> None:
             # A daemon of another session that does not even have its environment.
             cluster.hosts[1].run(["setsid", "--fork", "env", "-i", "sleep", "300"], stdout=None, stderr=None)
             trace = Trace(cluster.name, cluster.keeper_pid)
-            assert within(5, lambda: len(trace.pids()) >= 6)  # four sleeps, a shell, the keeper
+            eventually(lambda: len(trace.pids()) >= 6)  # four sleeps, a shell, the keeper
             raise UnforeseenError
     except UnforeseenError:
         pass
@@ -307,10 +317,10 @@ def test_an_exception_ends_everything_in_the_hosts() -> None:
 def test_a_signal_ends_everything_in_the_hosts(signum: signal.Signals) -> None:
     name = f"signal-{os.getpid()}-{signum}"
     with started_program(name) as (program, trace):
-        assert within(5, lambda: len(trace.pids()) >= 6)
+        eventually(lambda: len(trace.pids()) >= 6)
         program.send_signal(signum)
-        program.wait(10)
-        assert within(5, trace.is_gone)
+        program.wait(HANG)
+        eventually(trace.is_gone)
 
 
 def test_what_two_kills_leave_is_taken_down_by_name() -> None:
@@ -318,8 +328,8 @@ def test_what_two_kills_leave_is_taken_down_by_name() -> None:
     with started_program(name) as (program, trace):
         os.kill(trace.record.pid, signal.SIGKILL)
         program.kill()
-        program.wait(10)
-        assert within(5, lambda: name in clusters.names_detached())
+        program.wait(HANG)
+        eventually(lambda: name in clusters.names_detached())
         assert clusters.take_down(name)
         marked = {pid for pid, mark in namespace_keeper.marked().items() if mark == trace.record.mark}
         assert not marked
@@ -333,10 +343,10 @@ def test_a_cluster_closes_though_its_keeper_was_killed() -> None:
         process = cluster.hosts[0].popen(["sh", "-c", "sleep 300 & sleep 300"])
         trace = Trace(cluster.name, cluster.keeper_pid)
         os.kill(cluster.keeper_pid, signal.SIGKILL)
-        assert within(5, lambda: cluster.name not in namespace_keeper.names())
+        eventually(lambda: cluster.name not in namespace_keeper.names())
         with pytest.raises(ClusterError, match="is not up"):
             cluster.hosts[0].run(["true"])
-    assert within(5, trace.is_gone)
+    eventually(trace.is_gone)
     assert process.returncode is not None
 
 
@@ -374,7 +384,7 @@ def test_without_the_right_to_make_namespaces_a_user_namespace_has_them(tmp_path
     if "ClusterUnavailableError" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == pytest.approx(1, abs=0.15)
+    assert float(done.stdout) > 0.85, "faster than the rate allows"
 
 
 def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

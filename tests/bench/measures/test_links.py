@@ -57,7 +57,7 @@ def test_every_transport_on_loopback() -> None:
     assert streams == [(name, frame) for frame in FRAMES for name in names]
     echoes = [result for result in results if result.frame is None]
     assert [result.transport for result in echoes] == names[:3]
-    assert all(0 < result.ours.seconds < 1 for result in echoes)
+    assert all(result.ours.seconds > 0 for result in echoes)
     for result in results:
         assert len(result.ours.runs) == len(result.bare.runs) == 2
         assert result.rate_ratio == pytest.approx(result.bare.seconds / result.ours.seconds)

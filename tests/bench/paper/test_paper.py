@@ -185,6 +185,7 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert "is no record of this report" in refused.stderr
 
 
+@pytest.mark.long(reason="measures for some ten seconds; what it runs, other tests run too")
 @pytest.mark.usefixtures("emulated_hosts", "_drawn")
 def test_a_small_real_run_and_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what no other test runs: operations and round trips are those of the other commands."""

@@ -60,7 +60,7 @@ def test_gloo_beside_us_in_one_run(environment: Path) -> None:
     assert [each["size"] for each in told] == [*[64 << 10] * 4, *[1 << 20] * 4, *[64 << 10] * 2, *[1 << 20] * 2]
     for each in told:
         assert len(each["runs"]) == 2
-        assert 0 < each["fastest_seconds"] <= each["seconds"] < 20
+        assert 0 < each["fastest_seconds"] <= each["seconds"]
         assert each["ratio"] == pytest.approx(each["seconds"] / each["limit_seconds"])
         assert each["processor_seconds"] > 0
         assert each["machine"]["cores"] > 0

@@ -28,6 +28,7 @@ from hoplite_ucx.transports.testing.conformance.tools import (
 from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking, server
+from tests.tools.waiting import HANG
 
 KEY = (2, 1)
 SIZE = 100_000
@@ -82,7 +83,7 @@ def false_sender(talk: Callable[[socket.socket, int], None]) -> Iterator[str]:
             what, channel, limit, *key = RECORD.unpack(sock.recv(RECORD.size, socket.MSG_WAITALL))
             assert (what, limit, tuple(key)) == (Record.OPEN, SIZE, KEY)
             talk(sock, channel)
-            sock.settimeout(5)
+            sock.settimeout(HANG)
             with suppress(ConnectionResetError):
                 while sock.recv(1000):
                     pass
@@ -91,7 +92,7 @@ def false_sender(talk: Callable[[socket.socket, int], None]) -> Iterator[str]:
     thread.start()
     with listening:
         yield socket_address(listening.getsockname())
-        thread.join(10)
+        thread.join(HANG)
         assert not thread.is_alive()
 
 
@@ -112,7 +113,7 @@ def test_a_sender_that_breaks_the_rules(ahead: int, length: int, offset: int) ->
         false_sender(lambda sock, channel: sock.sendall(DATA.pack(channel + ahead, length, offset))) as address,
         TcpEndpoint(2, on_lost=lambda *why: lost.append(why)) as end,
     ):
-        assert Receiving(end, 1, address, KEY, SIZE).wait(5) == (0, Fault.BROKEN)
+        assert Receiving(end, 1, address, KEY, SIZE).wait() == (0, Fault.BROKEN)
         assert isinstance(lost[0][2], ViolationError)
         assert address in str(lost[0][2])
 
@@ -126,7 +127,7 @@ def test_what_arrived_of_a_broken_frame_counts() -> None:
 
     with false_sender(talk) as address, TcpEndpoint(2) as end:
         incoming = Receiving(end, 1, address, KEY, SIZE)
-        assert incoming.wait(5) == (1234, Fault.BROKEN)
+        assert incoming.wait() == (1234, Fault.BROKEN)
         assert is_filled(incoming.memory, 1, 0, 1234)
 
 
@@ -155,12 +156,12 @@ def test_a_receiver_that_breaks_the_rules(data: bytes) -> None:
         outgoing = Serving(end, 2, KEY, filled(1, SIZE), SIZE)
         with false_receiver(end) as sock:
             sock.sendall(data)
-            sock.settimeout(5)
+            sock.settimeout(HANG)
             with suppress(ConnectionResetError):
                 while sock.recv(1000):
                     pass
-        outgoing.wait(5)
-        wait_until(lambda: not end.transport.links(), "the link is gone", 5)
+        outgoing.wait()
+        wait_until(lambda: not end.transport.links(), "the link is gone")
 
 
 def test_records_that_say_nothing_new_are_harmless() -> None:
@@ -175,12 +176,12 @@ def test_records_that_say_nothing_new_are_harmless() -> None:
         )
         outgoing = Serving(end, 2, KEY, filled(1, FIRST_FRAME), FIRST_FRAME, granule=FIRST_FRAME)
         sock.sendall(RECORD.pack(Record.OPEN, 2, (1 << 64) - 1, *KEY)[20:])
-        sock.settimeout(5)
+        sock.settimeout(HANG)
         with sock.makefile("rb") as file:
             frame = file.read(DATA.size + FIRST_FRAME)
         assert DATA.unpack_from(frame) == (2, FIRST_FRAME, 0)
         assert frame[DATA.size :] == bytes(filled(1, FIRST_FRAME).view)
-        outgoing.wait(5)
+        outgoing.wait()
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def heard_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_stream_that_waits_for_bytes_begins_without_the_links_thread(heard_by: list[str]) -> None:
     with TcpEndpoint(1) as end, false_receiver(end) as sock:
-        wait_until(lambda: any(link.connected for link in end.transport.links()), "the link is open", 5)
+        wait_until(lambda: any(link.connected for link in end.transport.links()), "the link is open")
         sock.sendall(RECORD.pack(Record.OPEN, 1, SIZE, *KEY))
         memory = filled(1, SIZE, watermark=0)
         time.sleep(0.1)
@@ -207,27 +208,27 @@ def test_a_stream_that_waits_for_bytes_begins_without_the_links_thread(heard_by:
         outgoing = Serving(end, 2, KEY, memory, SIZE, granule=SIZE)
         assert heard_by == [threading.current_thread().name]
         memory.rise(SIZE)
-        sock.settimeout(5)
+        sock.settimeout(HANG)
         assert len(sock.recv(DATA.size, socket.MSG_WAITALL)) == DATA.size
         sock.recv(SIZE, socket.MSG_WAITALL)
-        outgoing.wait(5)
+        outgoing.wait()
 
 
 def test_records_that_nobody_waits_for_are_read_when_they_are_many(heard_by: list[str]) -> None:
     with TcpEndpoint(1) as end, false_receiver(end) as sock:
         sock.sendall(RECORD.pack(Record.CREDIT, 1, 0, 0, 0) * (sending.UNHEARD // RECORD.size + 10))
-        wait_until(lambda: len(heard_by) > 10, "they are read", 5)
+        wait_until(lambda: len(heard_by) > 10, "they are read")
         assert threading.current_thread().name not in heard_by
 
 
 def test_what_is_wrong_with_records_that_waited_breaks_the_link() -> None:
     lost: list[tuple[int, Side, Exception]] = []
     with TcpEndpoint(1, on_lost=lambda *why: lost.append(why)) as end, false_receiver(end) as sock:
-        wait_until(lambda: any(link.connected for link in end.transport.links()), "the link is open", 5)
+        wait_until(lambda: any(link.connected for link in end.transport.links()), "the link is open")
         sock.sendall(RECORD.pack(Record.OPEN, 1, SIZE, *KEY) + RECORD.pack(9, 1, 0, 0, 0))
         time.sleep(0.1)
         outgoing = Serving(end, 2, KEY, filled(1, SIZE, watermark=0), SIZE)
-        outgoing.wait(5)
+        outgoing.wait()
         assert isinstance(lost[0][2], ViolationError)
 
 
@@ -237,12 +238,12 @@ def test_the_first_frame_of_a_stream_is_short() -> None:
     with TcpEndpoint(1) as end, false_receiver(end) as sock:
         outgoing = Serving(end, 2, KEY, filled(1, size), size, granule=size)
         sock.sendall(RECORD.pack(Record.OPEN, 1, size, *KEY))
-        sock.settimeout(5)
+        sock.settimeout(HANG)
         with sock.makefile("rb") as file:
             for length, offset in ((FIRST_FRAME, 0), (size - FIRST_FRAME, FIRST_FRAME)):
                 assert DATA.unpack(file.read(DATA.size)) == (1, length, offset)
                 assert len(file.read(length)) == length
-        outgoing.wait(5)
+        outgoing.wait()
 
 
 def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,5 +255,5 @@ def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
             incoming = Receiving(b, 1, a.address, key, SIZE)
             Serving(a, 2, key, filled(number, SIZE), SIZE)
             incoming.complete(number)
-            wait_until(lambda: not a.transport.links() and not b.transport.links(), "the links are gone", 5)
+            wait_until(lambda: not a.transport.links() and not b.transport.links(), "the links are gone")
     assert not lost

@@ -30,6 +30,7 @@ from hoplite_ucx.transports.ucx.settings import (
 from hoplite_ucx.transports.ucx.worker import Worker
 from hoplite_ucx.transports.wire.addresses import parse_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
+from tests.tools.waiting import HANG
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
 
@@ -59,7 +60,7 @@ def test_settings_that_differ_are_refused_before_ucx_is_connected() -> None:
         lost.append(why)  # type: ignore[arg-type]
 
     with UcxEndpoint(1, on_lost=note) as a, OtherSegment(2, on_lost=note) as b:
-        assert Receiving(b, 1, a.address, KEY, SIZE).wait(5) == (0, Fault.BROKEN)
+        assert Receiving(b, 1, a.address, KEY, SIZE).wait() == (0, Fault.BROKEN)
         wait_until(lambda: len(lost) == 2, "both sides tell")
         for _, _, error in lost:
             assert isinstance(error, DisagreementError)
@@ -70,8 +71,8 @@ def test_settings_that_differ_are_refused_before_ucx_is_connected() -> None:
 def test_settings_that_ucx_refuses_close_the_streams() -> None:
     lost: list[tuple[int, Side, Exception]] = []
     with Unusable(1, on_lost=lambda *why: lost.append(why)) as a:
-        assert Receiving(a, 2, "127.0.0.1:1", KEY, SIZE).wait(5) == (0, Fault.BROKEN)
-        Serving(a, 2, (2, 2), filled(1, SIZE), SIZE).wait(5)
+        assert Receiving(a, 2, "127.0.0.1:1", KEY, SIZE).wait() == (0, Fault.BROKEN)
+        Serving(a, 2, (2, 2), filled(1, SIZE), SIZE).wait()
     assert "correct the [ucx] section" in str(lost[0][2])
 
 
@@ -177,11 +178,11 @@ def test_a_greeting_that_makes_no_sense(data: bytes) -> None:
     with UcxEndpoint(1) as a:
         with false_receiver(a) as sock:
             sock.sendall(data)
-            sock.settimeout(5)
+            sock.settimeout(HANG)
             with suppress(ConnectionResetError):
                 while sock.recv(1000):
                     pass
-        wait_until(lambda: not a.transport.links(), "the link is gone", 5)
+        wait_until(lambda: not a.transport.links(), "the link is gone")
 
 
 @pytest.mark.parametrize(
@@ -204,12 +205,12 @@ def test_a_receiver_that_breaks_the_rules(records: bytes) -> None:
         worker = Worker(load(), load().context(UcxSettings().for_ucx()), UcxSettings())
         with false_receiver(a) as sock:
             sock.sendall(worker.greeting(7).encode() + records)
-            sock.settimeout(5)
+            sock.settimeout(HANG)
             with suppress(ConnectionResetError):
                 while sock.recv(1000):
                     pass
         worker.close()
-        outgoing.wait(5)
+        outgoing.wait()
         assert isinstance(lost[0][2], ViolationError)
         Serving(a, 3, (3, 1), filled(1, SIZE), SIZE)
         Receiving(other, 1, a.address, (3, 1), SIZE).complete(1)
@@ -222,5 +223,5 @@ def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(2):
             Serving(a, 2, (2, number), filled(number, SIZE), SIZE)
             Receiving(b, 1, a.address, (2, number), SIZE).complete(number)
-            wait_until(lambda: not a.transport.links() and not b.transport.links(), "the links are gone", 5)
+            wait_until(lambda: not a.transport.links() and not b.transport.links(), "the links are gone")
     assert not lost

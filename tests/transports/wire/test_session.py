@@ -23,9 +23,10 @@ from hoplite_ucx.transports.wire import session as sessions
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.wire.session import Listener, Session, connect, probe
+from tests.tools.waiting import HANG
 
 TOKEN = b"a token"
-MANY = 50  # both ends of all of them on one loop, and each has two seconds
+MANY = 50
 
 
 class End:
@@ -52,7 +53,7 @@ class End:
         self.happened.set()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG):
             while not condition():
                 self.happened.clear()
                 await self.happened.wait()
@@ -86,7 +87,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 
     def run(work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(asyncio.wait_for(work, 30))
+            runner.run(asyncio.wait_for(work, HANG))
 
     return run
 
@@ -189,7 +190,7 @@ def test_a_peer_that_does_not_read_is_given_up(run: Callable[..., None], monkeyp
             session = await connect(server.address, Identity(2, TOKEN), Kind.PEER, end.made)
             await server.end.until(lambda: server.end.session)
             server.end.session._transport.pause_reading()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG):
                 while session.open:
                     session.send(b"x" * (1 << 20))
                     await asyncio.sleep(0)
@@ -275,7 +276,7 @@ def test_garbage_and_silence_are_refused_while_others_are_served(run: Callable[.
                 assert await reader.read() == b""
                 writer.close()
             noisy.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG):
                 while len(server.refused) < 11:
                     await asyncio.sleep(0.01)
             assert all(error.remedy for error in server.refused)
@@ -301,7 +302,11 @@ def test_a_reset_is_noticed(run: Callable[..., None]) -> None:
     run(work())
 
 
-def test_many_at_once(run: Callable[..., None]) -> None:
+def test_many_at_once(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends of all of them are on one loop."""
+    monkeypatch.setattr(sessions, "HANDSHAKE_SECONDS", HANG)
+    monkeypatch.setattr(sessions, "CONNECT_SECONDS", HANG)
+
     async def work() -> None:
         async with serving() as server:
             opened = [connect(server.address, Identity(n, TOKEN), Kind.PEER, End().made) for n in range(MANY)]

@@ -14,6 +14,7 @@ from hoplite_ucx.transports.interface import Fault, Priority, Side, StreamKey
 from hoplite_ucx.transports.memory import Memory
 from hoplite_ucx.transports.testing.conformance.tools import (
     CLOSE_WAIT,
+    WAIT_SECONDS,
     Endpoint,
     GatedSink,
     Maker,
@@ -48,12 +49,12 @@ def check_sender_killed(make: Maker) -> None:
         with start_process(make, 9) as process:
             incoming = _started(b.node, process, b, 1)
             process.kill()
-            watermark, fault = incoming.wait(5)
+            watermark, fault = incoming.wait()
         assert fault is Fault.BROKEN or watermark == _SIZE
         assert is_filled(incoming.memory, 1, 0, watermark)
-        key = next_key()
+        key, source = next_key(), filled(1, _SIZE)
         again = Receiving(b, a.node, a.address, key, _SIZE, offset=watermark, memory=incoming.memory)
-        Serving(a, b.node, key, filled(1, _SIZE), _SIZE, offset=watermark)
+        Serving(a, b.node, key, source, _SIZE, offset=watermark)
         again.complete(1)
 
 
@@ -65,7 +66,7 @@ def check_receiver_killed(make: Maker) -> None:
         outgoing = Serving(a, process.node, key, source, _SIZE, granule=_MIB)
         wait_until(lambda: outgoing.position > 0, "the stream runs")
         process.kill()
-        outgoing.wait(5)
+        outgoing.wait()
         other = next_key()
         incoming = Receiving(b, a.node, a.address, other, _MIB)
         Serving(a, b.node, other, filled(3, _MIB), _MIB)
@@ -133,10 +134,8 @@ def check_stopped_link_closes(make: Maker) -> None:
         with endpoints(make, 2) as (b,):
             incoming = _started(b.node, process, b, 10)
             process.stop()
-            began = time.monotonic()
             assert b.close()
-            assert time.monotonic() - began < 5
-            incoming.wait(0.5)
+            incoming.wait()
         process.resume()
 
 
@@ -145,8 +144,8 @@ def check_nobody_there(make: Maker) -> None:
     with endpoints(make, 1, 2) as (a, b):
         a.close()
         incoming = Receiving(b, a.node, a.address, next_key(), _MIB)
-        assert incoming.wait(5) == (0, Fault.BROKEN)
-        Serving(b, 77, next_key(), filled(1, _MIB), _MIB).wait(5)
+        assert incoming.wait() == (0, Fault.BROKEN)
+        Serving(b, 77, next_key(), filled(1, _MIB), _MIB).wait()
 
 
 def check_wrong_token(make: Maker) -> None:
@@ -154,7 +153,7 @@ def check_wrong_token(make: Maker) -> None:
     lost: list[tuple[int, Side, Exception]] = []
     with make(1, b"right") as a, make(2, b"wrong", on_lost=lambda *why: lost.append(why)) as b:
         incoming = Receiving(b, a.node, a.address, next_key(), _MIB)
-        assert incoming.wait(5) == (0, Fault.BROKEN)
+        assert incoming.wait() == (0, Fault.BROKEN)
         wait_until(lambda: a.refused and lost, "both sides tell")
         assert isinstance(a.refused[0], WrongTokenError)
         assert isinstance(lost[0][2], WrongTokenError)
@@ -164,7 +163,7 @@ def check_wrong_token(make: Maker) -> None:
 def check_wrong_node(make: Maker) -> None:
     """Another node than expected is not received from."""
     with endpoints(make, 1, 2) as (a, b):
-        assert Receiving(b, 55, a.address, next_key(), _MIB).wait(5) == (0, Fault.BROKEN)
+        assert Receiving(b, 55, a.address, next_key(), _MIB).wait() == (0, Fault.BROKEN)
 
 
 def check_garbage(make: Maker) -> None:
@@ -173,22 +172,22 @@ def check_garbage(make: Maker) -> None:
     with endpoints(make, 1, 2) as (a, b):
         where = parse_address(a.address)
         for data in (noise, b"GET / HTTP/1.1\r\n\r\n" * 10, b"\0" * 5000, b"hoplite\0" * 1000):
-            with socket.create_connection(where, timeout=5) as sock:
+            with socket.create_connection(where, timeout=WAIT_SECONDS) as sock:
                 try:
                     sock.sendall(data)
                     while sock.recv(1 << 16):
                         pass
                 except ConnectionError:
                     pass
-        silent = [socket.create_connection(where, timeout=5) for _ in range(20)]
+        silent = [socket.create_connection(where, timeout=WAIT_SECONDS) for _ in range(20)]
         key = next_key()
         incoming = Receiving(b, a.node, a.address, key, _MIB)
         Serving(a, b.node, key, filled(12, _MIB), _MIB)
-        incoming.complete(12, 5)
+        incoming.complete(12)
         for sock in silent:
             assert sock.recv(100) == b"", "a silent connection was kept"
             sock.close()
-        wait_until(lambda: len(a.refused) >= 24, "everyone is refused", 5)
+        wait_until(lambda: len(a.refused) >= 24, "everyone is refused")
 
 
 class _Storm:
@@ -256,9 +255,9 @@ class _Storm:
             incoming.cancel()
         for outgoing in self.served:
             outgoing.cancel()
-            outgoing.wait(5)
+            outgoing.wait()
         for incoming in self.received:
-            watermark, _ = incoming.wait(5)
+            watermark, _ = incoming.wait()
             assert is_filled(incoming.memory, self.seed, incoming.offset, watermark), "wrong bytes"
         for incoming, after in self._written:
             assert incoming.memory.view[incoming.closes[0][0] :] == after, "written after the close"
@@ -266,14 +265,13 @@ class _Storm:
         assert not any(node.transport.serve_positions() for node in self.nodes)
 
 
-def check_storm(make: Maker, seed: int = 13, seconds: float = 5.0) -> None:
+def check_storm(make: Maker, seed: int = 13, steps: int = 120) -> None:
     """Whatever happens in whatever order: streams close once, none writes after that, and links are still good."""
     lost: list[Exception] = []
     with ExitStack() as stack:
         nodes = [stack.enter_context(make(node, on_lost=lambda *why: lost.append(why[2]))) for node in (1, 2, 3)]
         storm = _Storm(nodes, seed)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        for _ in range(steps):
             storm.step()
         storm.end()
         for sender, receiver in itertools.permutations(nodes, 2):
@@ -303,7 +301,7 @@ def check_kill_storm(make: Maker) -> None:
                 time.sleep(draw.random() * 0.05)
                 process.kill()
                 for stream in streams:
-                    watermark, fault = stream.wait(5)
+                    watermark, fault = stream.wait()
                     assert fault is Fault.BROKEN or watermark == stream.size
                     assert is_filled(stream.memory, seed, 0, watermark)
         wait_until(lambda: not b.transport.links(), "the links are gone")

@@ -35,6 +35,7 @@ from hoplite_ucx.transports.memory import Memory, MemorySink
 
 __all__ = [
     "CLOSE_WAIT",
+    "WAIT_SECONDS",
     "Endpoint",
     "GatedSink",
     "Maker",
@@ -52,8 +53,9 @@ __all__ = [
     "wait_until",
 ]
 
-WAIT_SECONDS = 20.0
-CLOSE_WAIT = 6 * CLOSE_SECONDS
+WAIT_SECONDS = 60.0
+"""Only what hangs takes so long."""
+CLOSE_WAIT = 20 * CLOSE_SECONDS
 """Cancelled streams close in time; this process may not get the processor in time to see it."""
 
 
