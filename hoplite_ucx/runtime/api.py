@@ -208,7 +208,8 @@ class Cluster:
     def wait(
         self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-        """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest.
+        """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest. When there
+        are enough it looks no further: more may be ready than are told.
 
         What has failed counts too, since a get of it answers at once. When the time is over, nothing is raised, unless
         the directory does not answer: then that is a `GetTimeoutError`, as nobody knows what is ready. `timeout=0` asks

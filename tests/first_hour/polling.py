@@ -11,6 +11,7 @@ import hoplite_ucx as hoplite
 from hoplite_ucx.errors import GetTimeoutError
 from tests.first_hour.findings import finding
 from tests.runtime.live import live_cluster
+from tests.tools.waiting import eventually
 
 
 @finding("2", "get and wait with timeout=0 of 100 small objects that were just put")
@@ -55,8 +56,7 @@ def killed_directory() -> str:
         host = live.hosts[0]
         live.directory.process.kill()
         live.directory.stop()
-        while host.status()["connected"]:  # its end is noticed at once, but in the agent
-            pass
+        eventually(lambda: not host.status()["connected"])
         return text_of(lambda: host.put(1, timeout=0), f"{live.address} has not answered for")
 
 

@@ -208,6 +208,13 @@ def test_a_wait_that_finds_enough_ends_with_it() -> None:
     assert n.directory(Polled(1, ObjectState.READY)) == []
 
 
+def test_what_is_ready_together_is_told_together() -> None:
+    n = NodeDriver()
+    refs = (ref(1), ref(2), ref(3))
+    n.handle(WaitCall(1, refs, 1, n.now))
+    assert n.only(n.directory(Ready((ref(1), ref(3)))), Waited) == Waited(1, (ref(1), ref(3)), (ref(2),))
+
+
 def test_a_get_with_hardly_any_time_is_not_told_a_lie() -> None:
     n = NodeDriver()
     n.handle(GetCall(1, R, 0.001))

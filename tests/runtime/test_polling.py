@@ -83,6 +83,17 @@ def test_several_at_once(live: Live) -> None:
         getter.client.get([*(ref.binary for ref in refs), missing.binary], 0)
 
 
+def test_calls_made_of_others(live: Live) -> None:
+    putter, getter = live.hosts[:2]
+    with attached(getter):
+        refs = [putter.put(number) for number in range(20)]
+        putter.wait(refs, len(refs))
+        assert {*hoplite.as_completed(refs, timeout=0)} == {*refs}
+        assert hoplite.gather(refs, timeout=0) == list(range(20))
+        assert hoplite.info(refs[0], timeout=0).state == "ready"
+        assert hoplite.get(hoplite.put_many(range(20), timeout=0), timeout=0) == list(range(20))
+
+
 def test_hardly_any_time_is_time_enough_to_ask(live: Live) -> None:
     putter, getter = live.hosts[:2]
     for number in range(20):

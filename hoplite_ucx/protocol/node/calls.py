@@ -289,11 +289,14 @@ class Calls:
             self._set_deadline(call.call, call.deadline)
 
     def ready(self, refs: tuple[bytes, ...]) -> None:
+        """All of them are ready: whoever waits for one hears of the others too."""
+        touched = {}
         for ref in refs:
             for call in self._watchers.pop(ref, ()):
-                wait = self.waits[call]
-                wait.ready[ref] = None
-                self._satisfied(wait)
+                self.waits[call].ready[ref] = None
+                touched[call] = self.waits[call]
+        for wait in touched.values():
+            self._satisfied(wait)
 
     def _satisfied(self, wait: PendingWait) -> bool:
         if len(wait.ready) < wait.call.count:
