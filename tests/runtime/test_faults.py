@@ -1,11 +1,12 @@
 """Processes that die or stop in the middle of things: every wait ends, in a value or in a typed error."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, HopliteError, ObjectLostError
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime import current
+from hoplite_ucx.runtime import current, values
 from hoplite_ucx.runtime.refs import ObjectRef, new_ref
 from hoplite_ucx.runtime.scopes import note_made
 from tests.runtime.live import Host, live_cluster
@@ -59,6 +60,25 @@ def in_background(function: object) -> tuple[threading.Thread, list[object]]:
     return thread, outcome
 
 
+@contextlib.contextmanager
+def half_put(host: Host, value: np.ndarray) -> Iterator[ObjectRef]:
+    """An object of which the first half is there; the second half comes when the block ends."""
+    encoded = values.encode(value)
+    data, ref = encoded.to_bytes(), new_ref()
+    draft = host.client.begin_put(ref.binary, len(data), encoded.layout, HANG)
+    half = len(data) // 2
+    draft.memory[:half] = data[:half]
+    draft.advance(half)
+    yield ref
+    draft.memory[half:] = data[half:]
+    draft.finish()
+
+
+def positions(host: Host) -> list[int]:
+    """How far the streams to this host are."""
+    return [stream["position"] for stream in host.status()["streams"]]
+
+
 def test_a_worker_killed_in_the_middle_of_a_put() -> None:
     with live_cluster(2) as live:
         ref = new_ref()
@@ -99,12 +119,14 @@ def test_a_call_under_way_ends_when_the_agent_dies() -> None:
 
 
 def test_a_relay_dies_in_the_middle_of_a_broadcast() -> None:
-    data = random_bytes(96 << 20)
+    """It is in the middle until the source goes on."""
+    data = random_bytes(16 << 20)
     with live_cluster(4) as live:
-        ref = live.hosts[0].put(data)
-        waits = [in_background(lambda host=host: np.array_equal(host.get(ref), data)) for host in live.hosts[1:]]
-        time.sleep(0.03)
-        live.hosts[1].kill()
+        with half_put(live.hosts[0], data) as ref:
+            waits = [in_background(lambda host=host: np.array_equal(host.get(ref), data)) for host in live.hosts[1:]]
+            for host in live.hosts[1:]:
+                eventually(lambda host=host: positions(host) == [8 << 20])
+            live.hosts[1].kill()
         for thread, _ in waits:
             thread.join(HANG)
         assert [outcome for _, outcome in waits[1:]] == [[True], [True]]
@@ -116,7 +138,8 @@ def test_a_source_dies_in_the_middle_of_a_reduce() -> None:
         refs = [host.put(array) for host, array in zip(live.hosts, arrays, strict=True)]
         target = live.hosts[0].reduce(refs, count=3)
         thread, outcome = in_background(lambda: live.hosts[0].get(target))
-        time.sleep(0.02)
+        # It does not wait for us, and may be over before we look: then the result must be right all the same.
+        eventually(lambda: outcome or any(positions(host) for host in live.hosts))
         live.hosts[3].kill()
         thread.join(HANG)
         assert isinstance(outcome[0], np.ndarray), outcome
@@ -137,8 +160,8 @@ def test_the_host_that_makes_a_mean_dies() -> None:
         live.hosts[3].get(refs[2])
         target = live.hosts[4].reduce(refs, Operation.MEAN)
         thread, outcome = in_background(lambda: live.hosts[4].get(target))
-        eventually(lambda: "reducing" in phases(live.hosts[2]) and "receiving" in phases(live.hosts[4]))
-        time.sleep(0.03)
+        # As above, it may be over before we look.
+        eventually(lambda: outcome or ("reducing" in phases(live.hosts[2]) and "receiving" in phases(live.hosts[4])))
         live.hosts[2].kill()
         thread.join(HANG)
         assert isinstance(outcome[0], np.ndarray), outcome
