@@ -296,6 +296,17 @@ def test_one_that_fell_silent_in_its_session_has_some_time_to_answer() -> None:
     assert "the directory has not answered for 0.8 s" in failure(stand_still(n, 0.1)).detail
 
 
+def test_a_node_that_is_late_itself_calls_a_silent_directory_silent() -> None:
+    """Its own delays are not the directory's silence, but since the question nothing has come."""
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    effects = []
+    for _ in range(3):
+        n.now += SETTINGS.suspicion / 2
+        effects += n.handle(Tick())
+    assert "the directory has not answered for" in failure(effects).detail
+
+
 def test_one_that_answers_others_but_not_this_is_not_called_silent() -> None:
     n = NodeDriver()
     n.handle(GetCall(1, R, LATER, once=True))

@@ -472,7 +472,7 @@ class Calls:
             so_far = f": of {len(wait.call.refs)} refs {len(wait.ready)} are known to be ready"
         elif ref is not None and self._fetching.is_receiving(ref):
             so_far = f": {self._fetching.state_of(ref, None)}"
-        self._fail(call, context.unanswered(ref, so_far))
+        self._fail(call, context.unanswered(ref, poll.asked, so_far))
 
     def _not_there(self, call: CallId, poll: OpenPoll, known: ObjectState) -> None:
         ref = poll.ref

@@ -41,7 +41,9 @@ class Context:
         self.joined = False
         """Whether messages reach the directory; what is not sent now is announced by the next `Join`."""
         self.heard = -math.inf
-        """When the directory said something last."""
+        """When the directory said something last, and later by what this node has slept through since."""
+        self.last_word = -math.inf
+        """The same as the clock had it."""
         self.beat_due = math.inf
         self.polls: dict[CallId, OpenPoll] = {}
         self._effects: list[NodeEffect] = []
@@ -67,12 +69,18 @@ class Context:
     def hears_directory(self) -> bool:
         return self.joined and self.silence() < self.settings.suspicion
 
-    def unanswered(self, ref: bytes | None, so_far: str = "") -> Failure:
-        """Why a call ends without the directory's word."""
-        if self.hears_directory():
+    def hear(self) -> None:
+        self.heard = self.last_word = self.now
+
+    def unanswered(self, ref: bytes | None, asked: float | None = None, so_far: str = "") -> Failure:
+        """Why a call ends without the directory's word, which was `asked` for at that time, if it is known."""
+        silence = self.silence()
+        if asked is not None and self.last_word < asked:
+            silence = max(silence, self.now - asked)
+        if self.joined and silence < min(2 * self.settings.heartbeat, self.settings.suspicion):  # it answers others
             detail = f"{self._directory} did not say in time what it knows: it is busy, or was started a moment ago"
         else:
-            detail = f"{self._directory} has not answered for {self.silence():.1f} s"
+            detail = f"{self._directory} has not answered for {silence:.1f} s"
         remedy = "check that the directory runs, and that this host can reach it"
         return Failure(FailureKind.TIMEOUT, f"{detail}{so_far}", remedy, ref)
 

@@ -130,7 +130,8 @@ class NodeState:
         return self._context.incarnation
 
     def start(self, now: float) -> list[NodeEffect]:
-        self._context.now = self._context.heard = now
+        self._context.now = now
+        self._context.hear()
         self._context.emit(ConnectDirectory())
         self._set_beat()
         return self._context.take_effects()
@@ -204,7 +205,7 @@ class NodeState:
     def _join(self) -> None:
         profile = self._profile
         self._context.joined = True
-        self._context.heard = self._context.now
+        self._context.hear()
         partials, wants = self.fetching.announce()
         pending = self.calls.announce()
         self._context.tell_directory(
@@ -314,7 +315,7 @@ class NodeState:
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _on_directory_message(self, message: ToNode) -> None:
-        self._context.heard = self._context.now
+        self._context.hear()
         match message:
             case Alive(members):
                 self._members = members
