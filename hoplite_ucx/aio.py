@@ -4,12 +4,12 @@ from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from hoplite_ucx.runtime import current
-from hoplite_ucx.runtime.api import Cluster
-from hoplite_ucx.runtime.async_api import AsyncCluster
-from hoplite_ucx.runtime.current import is_initialized
-from hoplite_ucx.runtime.looped import in_thread
-from hoplite_ucx.runtime.refs import new_ref, ref_for
+from hoplite_ucx.runtime.worker import default_cluster
+from hoplite_ucx.runtime.worker.api import Cluster
+from hoplite_ucx.runtime.worker.async_api import AsyncCluster
+from hoplite_ucx.runtime.worker.default_cluster import is_initialized
+from hoplite_ucx.runtime.worker.loop_calls import in_thread
+from hoplite_ucx.runtime.worker.refs import new_ref, ref_for
 
 __all__ = [
     "AsyncCluster",
@@ -48,26 +48,26 @@ def _awaited(begin: Callable[P, Cluster]) -> Callable[P, Coroutine[Any, Any, Asy
     return begin_on_a_thread
 
 
-init = _awaited(current.init)
-connect = _awaited(current.connect)
-shutdown = current.default.aio.close
+init = _awaited(default_cluster.init)
+connect = _awaited(default_cluster.connect)
+shutdown = default_cluster.default.aio.close
 
-put = current.default.aio.put
-put_many = current.default.aio.put_many
-get = current.default.aio.get
-gather = current.default.aio.gather
-wait = current.default.aio.wait
-info = current.default.aio.info
-as_completed = current.default.aio.as_completed
-delete = current.default.aio.delete
-reduce = current.default.aio.reduce
-allreduce = current.default.aio.allreduce
-contributors = current.default.aio.contributors
-create = current.default.aio.create
-seal = current.default.aio.seal
-scope = current.default.aio.scope
+put = default_cluster.default.aio.put
+put_many = default_cluster.default.aio.put_many
+get = default_cluster.default.aio.get
+gather = default_cluster.default.aio.gather
+wait = default_cluster.default.aio.wait
+info = default_cluster.default.aio.info
+as_completed = default_cluster.default.aio.as_completed
+delete = default_cluster.default.aio.delete
+reduce = default_cluster.default.aio.reduce
+allreduce = default_cluster.default.aio.allreduce
+contributors = default_cluster.default.aio.contributors
+create = default_cluster.default.aio.create
+seal = default_cluster.default.aio.seal
+scope = default_cluster.default.aio.scope
 
 
 def cluster() -> AsyncCluster:
     """See `hoplite_ucx.cluster`."""
-    return current.cluster().aio
+    return default_cluster.cluster().aio

@@ -13,12 +13,12 @@ from hoplite_ucx.errors import (
     StaleError,
     StoreFullError,
 )
-from hoplite_ucx.runtime import current as _current
-from hoplite_ucx.runtime.api import Cluster
-from hoplite_ucx.runtime.current import cluster, connect, init, is_initialized, shutdown
-from hoplite_ucx.runtime.drafts import Draft
-from hoplite_ucx.runtime.object_info import ObjectInfo, ObjectState
-from hoplite_ucx.runtime.refs import ObjectRef, new_ref, ref_for
+from hoplite_ucx.runtime.worker import default_cluster as _current
+from hoplite_ucx.runtime.worker.api import Cluster
+from hoplite_ucx.runtime.worker.default_cluster import cluster, connect, init, is_initialized, shutdown
+from hoplite_ucx.runtime.worker.in_place_puts import Draft
+from hoplite_ucx.runtime.worker.object_info import ObjectInfo, ObjectState
+from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref, ref_for
 
 __all__ = [
     "ClosedError",

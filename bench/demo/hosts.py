@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterUnavailableError
-from hoplite_ucx.runtime import processes
-from hoplite_ucx.runtime.addresses import LOOPBACK_RATE
-from hoplite_ucx.runtime.cluster import ADDRESS, AGENT, agent_task, directory_task
-from hoplite_ucx.runtime.processes import Child
-from hoplite_ucx.runtime.tokens import TOKEN
+from hoplite_ucx.runtime.host.addresses import LOOPBACK_RATE
+from hoplite_ucx.runtime.launch import processes
+from hoplite_ucx.runtime.launch.cluster import ADDRESS, AGENT, agent_task, directory_task
+from hoplite_ucx.runtime.launch.processes import Child
+from hoplite_ucx.runtime.launch.tokens import TOKEN
 
 LOOPBACK_HOSTS = 4
 _START_SECONDS = 30.0

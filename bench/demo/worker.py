@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime import current
+from hoplite_ucx.runtime.worker import default_cluster
 
 Array = npt.NDArray[np.float32]
 
@@ -95,7 +95,7 @@ class Worker:
             if self._every is None:
                 continue
             try:
-                status = current.client().status()
+                status = default_cluster.client().status()
             except HopliteError:
                 return  # the agent is gone, and the next command says so
             received = {link["peer"]: link["bytes"] for link in status["links"] if link["side"] == "receiving"}

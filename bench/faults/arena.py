@@ -27,10 +27,10 @@ from hoplite_ucx.bench.hosts.all_or_nothing import Opened
 from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.hosts.namespaces import Cluster, Host
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime import processes
-from hoplite_ucx.runtime.cluster import agent_task, directory_task
-from hoplite_ucx.runtime.processes import Child
-from hoplite_ucx.runtime.tokens import TOKEN
+from hoplite_ucx.runtime.launch import processes
+from hoplite_ucx.runtime.launch.cluster import agent_task, directory_task
+from hoplite_ucx.runtime.launch.processes import Child
+from hoplite_ucx.runtime.launch.tokens import TOKEN
 from hoplite_ucx.transports.wire.addresses import parse_address
 
 __all__ = ["Arena", "Machine"]

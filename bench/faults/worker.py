@@ -23,9 +23,9 @@ import numpy.typing as npt
 import hoplite_ucx as hoplite
 from hoplite_ucx.bench.harness.contents import fill, matches
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime import current
-from hoplite_ucx.runtime.inspection import directory_status
-from hoplite_ucx.runtime.tokens import read_token
+from hoplite_ucx.runtime.launch.inspection import directory_status
+from hoplite_ucx.runtime.launch.tokens import read_token
+from hoplite_ucx.runtime.worker import default_cluster
 
 Array = npt.NDArray[np.float32]
 
@@ -63,7 +63,7 @@ class Worker:
 
     def reserve(self, ref: str, spare: int) -> dict[str, Any]:
         """Fill the store up to `spare` bytes."""
-        memory = current.client().status()["memory"]
+        memory = default_cluster.client().status()["memory"]
         size = memory["limit"] - memory["used"] - spare
         if size <= 0:
             return {"size": 0}
@@ -126,7 +126,7 @@ class Worker:
 
     def look(self) -> dict[str, Any]:
         """How things stand at this host's agent."""
-        status = current.client().status()
+        status = default_cluster.client().status()
         return {
             "connected": status["connected"],
             "objects": status["objects"],
@@ -140,7 +140,7 @@ class Worker:
     def history(self, refs: list[str]) -> dict[str, Any]:
         """What became of the streams that had to do with these."""
         wanted = set(refs)
-        told = current.client().status(history=True)["history"]
+        told = default_cluster.client().status(history=True)["history"]
         return {"streams": [record for record in told if record["ref"] in wanted or record["into"] in wanted]}
 
     def cluster(self) -> dict[str, Any]:

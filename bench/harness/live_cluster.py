@@ -24,8 +24,8 @@ from hoplite_ucx.bench.hosts.all_or_nothing import Opened
 from hoplite_ucx.bench.hosts.line_process import LineProcess, PeerError
 from hoplite_ucx.bench.hosts.places import Clock, Place
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime import processes
-from hoplite_ucx.runtime.cluster import agent_task, directory_task
+from hoplite_ucx.runtime.launch import processes
+from hoplite_ucx.runtime.launch.cluster import agent_task, directory_task
 
 __all__ = ["NOTICE", "LiveCluster", "Steps", "launch"]
 

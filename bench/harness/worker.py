@@ -22,7 +22,7 @@ import numpy as np
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.bench.harness.contents import Array, fill, matches
-from hoplite_ucx.runtime import current
+from hoplite_ucx.runtime.worker import default_cluster
 
 _TIMEOUT = 120.0
 _LOOK = 0.002
@@ -144,7 +144,7 @@ class Worker:
 
     def agent(self) -> dict[str, Any]:
         """What this host's agent says of itself."""
-        return current.client().status()
+        return default_cluster.client().status()
 
     def watch(self, ref: str, seconds: float, past: float = math.inf) -> list[tuple[float, int, str]]:
         """How this host's agent receives an object, until it is whole or has so many bytes: moments, positions, from
@@ -152,7 +152,7 @@ class Worker:
         seen: list[tuple[float, int, str]] = []
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            told = current.client().status()
+            told = default_cluster.client().status()
             moment = time.monotonic()
             streams = [stream for stream in told["streams"] if stream["ref"] == ref]
             seen += [(moment, stream["position"], stream["sender"]) for stream in streams]

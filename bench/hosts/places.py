@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.launch import processes
 
 __all__ = ["Clock", "LocalPlace", "Place", "processor_seconds"]
 

@@ -38,7 +38,7 @@ from hoplite_ucx.bench.hosts.all_or_nothing import Opened
 from hoplite_ucx.bench.hosts.line_process import LineProcess, PeerError
 from hoplite_ucx.bench.hosts.places import Clock
 from hoplite_ucx.bench.hosts.ssh_guard import VARIABLE
-from hoplite_ucx.runtime.tokens import TOKEN
+from hoplite_ucx.runtime.launch.tokens import TOKEN
 
 __all__ = ["Machine", "SshCluster", "SshHost", "read_hosts"]
 

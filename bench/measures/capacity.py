@@ -16,7 +16,7 @@ from hoplite_ucx.bench.harness.timing import Measurement, Round, limit_seconds, 
 from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.hosts.namespaces import Cluster
 from hoplite_ucx.bench.measures.operations import LiveRounds
-from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.launch import processes
 
 __all__ = ["Growth", "OneHost", "measure_burner", "measure_large", "measure_many", "measure_one_host"]
 

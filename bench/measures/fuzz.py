@@ -32,10 +32,12 @@ from hoplite_ucx.protocol.events import DirectoryConnected, FromDirectory, FromN
 from hoplite_ucx.protocol.ids import node_id
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
-from hoplite_ucx.runtime import layout, processes, trees, values, wire
-from hoplite_ucx.runtime.client import Client
-from hoplite_ucx.runtime.cluster import agent_task, directory_task
-from hoplite_ucx.runtime.workers import socket_name
+from hoplite_ucx.runtime.launch import processes
+from hoplite_ucx.runtime.launch.cluster import agent_task, directory_task
+from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local.socket_names import socket_name
+from hoplite_ucx.runtime.objects import layouts, trees, values
+from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.tcp.frames import RECORD
 from hoplite_ucx.transports.ucx.settings import Greeting
@@ -365,8 +367,8 @@ def _layouts() -> list[bytes]:
 def _read_layout(data: bytes) -> object:
     """What needs no code of the user's is built; pickles and classes are only for the user's own `get`."""
     trees.difference(_SOME_LAYOUT, data)
-    found = layout.decode_layout(data, _VALUE_BYTES)
-    if isinstance(found, layout.BundleLayout) or b"named" in data:
+    found = layouts.decode_layout(data, _VALUE_BYTES)
+    if isinstance(found, layouts.BundleLayout) or b"named" in data:
         return found
     return values.decode(memoryview(bytes(_VALUE_BYTES)), data)
 

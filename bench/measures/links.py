@@ -22,7 +22,7 @@ from hoplite_ucx.bench.harness.timing import Measurement, Round, measure_in_turn
 from hoplite_ucx.bench.hosts.line_process import Host, LineProcess, PeerError, ThisHost
 from hoplite_ucx.bench.measures import link_end
 from hoplite_ucx.bench.measures.loopback import BUFFER
-from hoplite_ucx.runtime import processes
+from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.transports.ucx.settings import RDMA, UcxSettings
 
 __all__ = ["CONTESTS", "Contest", "Result", "contests_here", "measure_links", "name_of_lanes"]

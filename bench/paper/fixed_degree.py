@@ -41,8 +41,8 @@ class FixedDegreeCluster(LiveCluster):
 
 def _main(degree: int) -> int:
     parent = os.getppid()  # now: loading takes its time
-    from hoplite_ucx.runtime.directory import DirectoryServer
-    from hoplite_ucx.runtime.processes import Stop, run
+    from hoplite_ucx.runtime.directory.server import DirectoryServer
+    from hoplite_ucx.runtime.launch.processes import Stop, run
     from hoplite_ucx.simulate.static import reducing_directory
 
     class FixedDegreeServer(DirectoryServer):

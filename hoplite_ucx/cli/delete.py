@@ -9,9 +9,9 @@ import hoplite_ucx as hoplite
 from hoplite_ucx.cli.quantities import duration_option
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.protocol.node.memory import Phase
-from hoplite_ucx.runtime import current
-from hoplite_ucx.runtime.cluster import ADDRESS
-from hoplite_ucx.runtime.inspection import local_agents
+from hoplite_ucx.runtime.launch.cluster import ADDRESS
+from hoplite_ucx.runtime.launch.inspection import local_agents
+from hoplite_ucx.runtime.worker import default_cluster
 
 
 def delete(
@@ -63,7 +63,7 @@ def _delete_idle(seconds: float) -> int:
     while (
         found := {
             holding["ref"]
-            for holding in current.client().status()["largest"]
+            for holding in default_cluster.client().status()["largest"]
             if holding["phase"] == Phase.COMPLETE.value and not holding["pins"] and holding["idle"] >= seconds
         }
         - seen

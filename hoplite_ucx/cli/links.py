@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hoplite_ucx.cli.quantities import format_size
 from hoplite_ucx.cli.status import show_absent
-from hoplite_ucx.runtime.inspection import local_agents
+from hoplite_ucx.runtime.launch.inspection import local_agents
 
 
 def links(

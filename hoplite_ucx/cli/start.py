@@ -9,11 +9,11 @@ import typer
 
 from hoplite_ucx.cli.quantities import bandwidth_option, format_size, size_option
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime.cluster import AGENT
-from hoplite_ucx.runtime.host_memory import store_limit
-from hoplite_ucx.runtime.inspection import token_towards
-from hoplite_ucx.runtime.service import Service, ServicePlan
-from hoplite_ucx.runtime.tokens import head_token
+from hoplite_ucx.runtime.host.memory import store_limit
+from hoplite_ucx.runtime.launch.cluster import AGENT
+from hoplite_ucx.runtime.launch.inspection import token_towards
+from hoplite_ucx.runtime.launch.service import Service, ServicePlan
+from hoplite_ucx.runtime.launch.tokens import head_token
 from hoplite_ucx.transports.wire.addresses import is_loopback, is_unspecified, parse_address
 
 

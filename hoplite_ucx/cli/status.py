@@ -10,9 +10,9 @@ from rich.table import Table
 
 from hoplite_ucx.cli.quantities import format_duration, format_size
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime.cluster import ADDRESS
-from hoplite_ucx.runtime.inspection import LocalAgents, directory_status, local_agents, token_towards
-from hoplite_ucx.runtime.remedies import JOIN_OR_START, join
+from hoplite_ucx.runtime.launch.cluster import ADDRESS
+from hoplite_ucx.runtime.launch.inspection import LocalAgents, directory_status, local_agents, token_towards
+from hoplite_ucx.runtime.local.remedies import JOIN_OR_START, join
 
 
 def status(

@@ -1,4 +1,4 @@
-"""The processes of the runtime: `launch.py hoplite_ucx.runtime directory|agent PARENT tied|free`, see `processes`.
+"""The processes of the runtime: `run_module.py hoplite_ucx.runtime directory|agent PARENT tied|free`, see `processes`.
 
 PARENT is the number of the process that started it, or `any` where that cannot be known: whichever it has. Each loads
 its own part only, before it reads its task, so that loading overlaps with what it waits for.
@@ -8,12 +8,12 @@ import os
 import sys
 from typing import Any
 
-from hoplite_ucx.runtime.processes import Serve, Stop, run
+from hoplite_ucx.runtime.launch.processes import Serve, Stop, run
 from hoplite_ucx.transports.wire.addresses import check_token
 
 
 def _directory() -> Serve:
-    from hoplite_ucx.runtime.directory import DirectoryServer
+    from hoplite_ucx.runtime.directory.server import DirectoryServer
     from hoplite_ucx.transports.wire.tls import open_tls
 
     async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
@@ -27,11 +27,11 @@ def _directory() -> Serve:
 
 
 def _agent() -> Serve:
-    from hoplite_ucx.runtime.warden import post_warden
+    from hoplite_ucx.runtime.agent.warden import post_warden
 
     post_warden()  # while there is one thread
 
-    from hoplite_ucx.runtime.agent import Agent, AgentProfile
+    from hoplite_ucx.runtime.agent.agent import Agent, AgentProfile
 
     async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
         agent = Agent(

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
-from hoplite_ucx.runtime.inspection import LocalAgents
+from hoplite_ucx.runtime.launch.inspection import LocalAgents
 from hoplite_ucx.transports.detection import UcxBuild
 from tests.transports.test_detection import add_device
 

@@ -10,7 +10,8 @@ import numpy as np
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import GetTimeoutError, StoreFullError
-from hoplite_ucx.runtime import client, current, wire
+from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.worker import client, default_cluster
 from tests.first_hour.findings import finding
 
 
@@ -73,7 +74,7 @@ def one_time_limit() -> str:
     try:
         with mock.patch.object(client, "time", Clock()), mock.patch.object(client.Client, "_reply", answer_late):
             draft = hoplite.create(1 << 20, np.uint8, timeout=60)
-        attachment = current.membership.attachment
+        attachment = default_cluster.membership.attachment
         assert attachment is not None
         os.kill(attachment.children[1].process.pid, signal.SIGSTOP)
         began = real()

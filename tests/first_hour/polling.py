@@ -10,7 +10,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import GetTimeoutError
 from tests.first_hour.findings import finding
-from tests.runtime.live import live_cluster
+from tests.tools.live import live_cluster
 from tests.tools.waiting import eventually
 
 

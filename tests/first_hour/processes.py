@@ -11,14 +11,15 @@ import numpy as np
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import InvalidRequestError, StoreFullError
-from hoplite_ucx.runtime import cluster, host_memory
+from hoplite_ucx.runtime.host import memory
+from hoplite_ucx.runtime.launch import cluster
 from hoplite_ucx.transports.errors import WrongTokenError
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind
 from hoplite_ucx.transports.wire.session import connect
 from tests.first_hour.findings import finding
-from tests.runtime.live import live_cluster
-from tests.runtime.test_service import run, service
+from tests.runtime.launch.test_service import run, service
+from tests.tools.live import live_cluster
 from tests.tools.planting import plant, run_in, traces, write_program
 from tests.tools.silent_agents import silent_agents
 from tests.tools.typing_remedies import hoplite_command
@@ -79,7 +80,7 @@ def garbage() -> str:
 
 @finding("14b", "init(memory='900GiB') on a smaller host")
 def too_much_memory() -> str:
-    with mock.patch.object(host_memory, "host_memory", return_value=24 << 30):
+    with mock.patch.object(memory, "host_memory", return_value=24 << 30):
         try:
             hoplite.connect(memory="900GiB")
         except InvalidRequestError as error:

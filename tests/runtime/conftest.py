@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import hoplite_ucx as hoplite
-from tests.runtime.live import Live, live_cluster
+from tests.tools.live import Live, live_cluster
 
 
 @pytest.fixture(scope="module")

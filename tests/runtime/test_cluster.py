@@ -14,10 +14,10 @@ from hoplite_ucx.errors import (
     StoreFullError,
 )
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime import values
-from hoplite_ucx.runtime.refs import new_ref
-from hoplite_ucx.runtime.store import SMALL
-from tests.runtime.live import Live, live_cluster
+from hoplite_ucx.runtime.agent.store import SMALL
+from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.worker.refs import new_ref
+from tests.tools.live import Live, live_cluster
 from tests.tools.waiting import HANG, eventually
 
 SIZES = [0, 1, 1000, 32 << 10, (32 << 10) + 1, SMALL, SMALL + 1, 3_000_001, 20 << 20]

@@ -15,11 +15,12 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, HopliteError, ObjectLostError
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime import current, values
-from hoplite_ucx.runtime.refs import ObjectRef, new_ref
-from hoplite_ucx.runtime.scopes import note_made
-from tests.runtime.live import Host, live_cluster
+from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.worker import default_cluster
+from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
+from hoplite_ucx.runtime.worker.scopes import note_made
 from tests.runtime.test_cluster import random_bytes
+from tests.tools.live import Host, live_cluster
 from tests.tools.loopback import own_address
 from tests.tools.waiting import HANG, eventually
 
@@ -327,7 +328,7 @@ def test_a_process_without_descriptors_is_told_so() -> None:
 
 def fail_in_a_scope() -> None:
     with hoplite.scope():
-        note_made(current.membership, hoplite.new_ref())
+        note_made(default_cluster.membership, hoplite.new_ref())
         raise ValueError("the user's own")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hoplite_ucx.errors import HopliteError
-from tests.runtime.live import Host, live_cluster
+from tests.tools.live import Host, live_cluster
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
 

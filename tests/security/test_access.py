@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime import wire
-from hoplite_ucx.runtime.connection import Connection, agents
-from hoplite_ucx.runtime.service import ServicePlan
-from hoplite_ucx.runtime.tokens import read_token
+from hoplite_ucx.runtime.launch.service import ServicePlan
+from hoplite_ucx.runtime.launch.tokens import read_token
+from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local.socket_names import agents
+from hoplite_ucx.runtime.worker.connection import Connection
 from hoplite_ucx.transports.errors import WrongTokenError
 from hoplite_ucx.transports.wire import session as sessions
 from hoplite_ucx.transports.wire.addresses import parse_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind
 from hoplite_ucx.transports.wire.session import Listener, connect
-from tests.runtime.live import Live, live_cluster
-from tests.runtime.test_service import service
+from tests.runtime.launch.test_service import service
+from tests.tools.live import Live, live_cluster
 from tests.tools.waiting import HANG
 
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")

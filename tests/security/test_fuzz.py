@@ -14,7 +14,7 @@ from hoplite_ucx.bench.measures.fuzz import fuzz_parsers, fuzz_ports, parsers
 from hoplite_ucx.cli import app
 from hoplite_ucx.cli.quantities import parse_bandwidth, parse_duration, parse_size
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime import layout, values
+from hoplite_ucx.runtime.objects import layouts, values
 from hoplite_ucx.transports.configuration import ConfigurationError, load
 
 PARSERS = parsers(random.Random(1))
@@ -81,19 +81,19 @@ def test_the_command() -> None:
 )
 def test_layouts_that_no_array_can_have(leaf: tuple[object, list[int]]) -> None:
     dtype, shape = leaf
-    data = layout.encode_layout(layout.ArrayLayout(layout.Leaf(dtype, tuple(shape))))
+    data = layouts.encode_layout(layouts.ArrayLayout(layouts.Leaf(dtype, tuple(shape))))
     with pytest.raises(HopliteError):
         values.decode(memoryview(bytes(64)), data)
 
 
 def test_nothing_is_unpickled_but_by_decoding_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading its layout, as agents and reductions do, does not."""
+    """Reading its layouts, as agents and reductions do, does not."""
     encoded = values.encode({"an": "object"})
     calls = []
     monkeypatch.setattr(values.pickle, "loads", lambda *_, **__: calls.append(1))
-    found = layout.decode_layout(encoded.layout, encoded.size)
-    assert isinstance(found, layout.BundleLayout)
-    assert layout.leaves_of(found) == ()
+    found = layouts.decode_layout(encoded.layout, encoded.size)
+    assert isinstance(found, layouts.BundleLayout)
+    assert layouts.leaves_of(found) == ()
     assert calls == []
     values.decode(memoryview(encoded.to_bytes()), encoded.layout)
     assert calls == [1]

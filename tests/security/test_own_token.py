@@ -14,14 +14,14 @@ import hoplite_ucx as hoplite
 from hoplite_ucx.cli import app
 from hoplite_ucx.cli.start import _show
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime import inspection
-from hoplite_ucx.runtime.service import ServicePlan
-from hoplite_ucx.runtime.tokens import head_token, own_file, read_token
+from hoplite_ucx.runtime.launch import inspection
+from hoplite_ucx.runtime.launch.service import ServicePlan
+from hoplite_ucx.runtime.launch.tokens import head_token, own_file, read_token
 from hoplite_ucx.transports.errors import WrongTokenError
 from hoplite_ucx.transports.wire.handshake import Identity, Kind
 from hoplite_ucx.transports.wire.private_files import create_private
 from hoplite_ucx.transports.wire.session import connect
-from tests.runtime.test_service import ENVIRONMENT, run, service, status
+from tests.runtime.launch.test_service import ENVIRONMENT, run, service, status
 
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 NOBODY = 65534

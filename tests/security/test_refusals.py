@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
-from hoplite_ucx.runtime import refusals
+from hoplite_ucx.runtime.shell import refused_connections
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, server
 from hoplite_ucx.transports.wire.session import Listener, Session, connect, probe
-from tests.runtime.test_service import service
+from tests.runtime.launch.test_service import service
 
 GARBAGE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -86,11 +86,11 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mo
         (say(b""), False),
         (lambda address: asyncio.run(_probe(address)), False),
     ):
-        monkeypatch.setattr(refusals, "_refusals", refusals._Refusals())
+        monkeypatch.setattr(refused_connections, "_refusals", refused_connections._Refusals())
         caplog.clear()
         (error,) = refused_by_a_listener(visit)
         with caplog.at_level(logging.WARNING, "hoplite"):
-            refusals.tell_refused(error)
+            refused_connections.tell_refused(error)
         assert bool(caplog.records) == logged, error
 
 
@@ -104,7 +104,7 @@ def test_who_does_not_speak_the_protocol_need_not_say_much() -> None:
 
 
 def test_a_flood_is_logged_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
-    told = refusals._Refusals()
+    told = refused_connections._Refusals()
     failure = TransportError("it is garbage", "127.0.0.1:9", "do nothing")
     with caplog.at_level(logging.WARNING, "hoplite"):
         for moment in range(1000):
@@ -115,7 +115,7 @@ def test_a_flood_is_logged_in_few_lines(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_malformed_frames_are_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "_refusals", refusals._Refusals())
+    monkeypatch.setattr(refused_connections, "_refusals", refused_connections._Refusals())
     with caplog.at_level(logging.WARNING, "hoplite"):
-        refusals.tell_malformed(Failure(FailureKind.INVALID, "it makes no sense", "update"), "127.0.0.1:9")
+        refused_connections.tell_malformed(Failure(FailureKind.INVALID, "it makes no sense", "update"), "127.0.0.1:9")
     assert "it makes no sense (peer 127.0.0.1:9)" in caplog.text

@@ -25,8 +25,8 @@ from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
 from hoplite_ucx.transports.wire.session import Listener, Session, connect
 from hoplite_ucx.transports.wire.tls import Tls
-from tests.runtime.test_service import run as command
-from tests.runtime.test_service import service
+from tests.runtime.launch.test_service import run as command
+from tests.runtime.launch.test_service import service
 from tests.tools.certificates import NEEDS_OPENSSL, Authority, variables
 from tests.tools.links import be_patient
 from tests.tools.waiting import HANG, eventually

@@ -49,7 +49,7 @@ def last():
 atexit.register(last)
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.runtime.connection import Connection
+from hoplite_ucx.runtime.worker.connection import Connection
 
 def call():
     try:
@@ -57,10 +57,10 @@ def call():
     finally:
         {after}
 
-def receive(connection, deadline, *, asked=False, original=Connection.receive):
+def receive(connection, deadline, *, asked=False, original=Connection.receive, **more):
     if threading.current_thread() is thread and not asked:
         waiting.set()
-    return original(connection, deadline, asked=asked)
+    return original(connection, deadline, asked=asked, **more)
 
 Connection.receive = receive
 waiting = threading.Event()

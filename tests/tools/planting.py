@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.runtime.test_faults import without_address
 
 _TRACE = "import os\nopen(os.path.join({place!r}, 'ran-' + __name__), 'w').close()\n"
-_NAMES = ("uvloop.py", "secrets.py", "sitecustomize.py", "hoplite_ucx/__init__.py", "hoplite_ucx/launch.py")
+_NAMES = ("uvloop.py", "secrets.py", "sitecustomize.py", "hoplite_ucx/__init__.py", "hoplite_ucx/run_module.py")
 
 USES_A_CLUSTER = """
 import hoplite_ucx as hoplite

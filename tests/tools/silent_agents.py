@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hoplite_ucx.runtime.workers import socket_name
+from hoplite_ucx.runtime.local.socket_names import socket_name
 
 
 @contextmanager

@@ -1,0 +1,318 @@
+"""The node's store: segments with their memory and watermark, and the recycling of memory that nobody uses.
+
+A segment gets its memory when it is known who fills it: this process (received objects, slots), or one worker (a put),
+which maps it writable and keeps that mapping for its later puts. Small ones live in plain memory of this process and
+travel by copy. Memory is recycled only when every process that it was given to has said that it let go; one that left
+without a word, or forked meanwhile, may still look at it, and it is dropped instead.
+
+How much may be used is the protocol's account. What lies in the pools comes on top of it only up to the same limit.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
+from hoplite_ucx.runtime.objects.kernels import Bytes
+from hoplite_ucx.transports import shm
+
+SMALL = 256 << 10
+"""Objects up to this size are copied through the socket: cheaper than a mapping, and it holds no descriptor."""
+
+_SPARE = 256 << 20
+"""How much memory is prefaulted for objects that are yet to come."""
+
+
+@dataclass(slots=True, eq=False)
+class Backing:
+    """The memory of a segment. `writer` is the worker that has it mapped writable, if any."""
+
+    number: int
+    shared: shm.SharedMemory | None
+    array: Bytes
+    writer: bytes | None = None
+    sealed: bool = False
+    mapped: int = 0
+    """Mappings given out to readers that were not reported back."""
+    tainted: bool = False
+    """Someone may still look at it whom we do not hear of any more."""
+
+    @property
+    def capacity(self) -> int:
+        return len(self.array)
+
+
+class Segment:
+    """The bytes of one holding. Everything below the watermark is final; listeners hear of each rise."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self.backing: Backing | None = None
+        self.memory = memoryview(b"")
+        self._array: Bytes | None = None
+        self._watermark = 0
+        self._missing = 0
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._lock = threading.Lock()
+
+    def back(self, backing: Backing) -> None:
+        self.backing = backing
+        self.memory = backing.array.data[: self.size]
+
+    def adopt(self, data: bytes) -> None:
+        """All of a small object at once: it lives in these very bytes."""
+        self.memory = memoryview(data)
+        self.raise_watermark(self.size)
+
+    @property
+    def array(self) -> Bytes:
+        """The memory, for arithmetic."""
+        if self._array is None or len(self._array) != self.size:
+            self._array = np.frombuffer(self.memory, np.uint8)
+        return self._array
+
+    def watermark(self) -> int:
+        return self._watermark
+
+    def raise_watermark(self, watermark: int) -> None:
+        if watermark > self._watermark:
+            self._watermark = watermark
+            for listener in self._listeners:
+                listener()
+
+    def expect(self, size: int) -> None:
+        """So many bytes will come through a piece."""
+        with self._lock:
+            self._missing += size
+
+    def filled(self, size: int) -> None:
+        with self._lock:
+            self._missing -= size
+            whole = not self._missing
+        if whole:
+            self.raise_watermark(self.size)
+
+    def window(self, offset: int, length: int) -> memoryview:
+        """As a source: bytes that are final."""
+        return self.memory[offset : min(offset + length, self._watermark)]
+
+    def subscribe(self, risen: Callable[[], None]) -> None:
+        with self._lock:
+            self._listeners = (*self._listeners, risen)
+
+    def unsubscribe(self, risen: Callable[[], None]) -> None:
+        with self._lock:
+            self._listeners = tuple(listener for listener in self._listeners if listener != risen)
+
+
+class Piece(Segment):
+    """A segment that shares the bytes of another, with a watermark of its own. When every byte that was to come through
+    pieces is final, so is the whole."""
+
+    def __init__(self, number: int, whole: Segment, offset: int, size: int) -> None:
+        super().__init__(number, size)
+        self.offset = offset
+        self._whole = whole
+        self.memory = whole.memory[offset : offset + size]
+        self._watermark = min(size, max(0, whole.watermark() - offset))
+        whole.expect(size - self._watermark)
+
+    def raise_watermark(self, watermark: int) -> None:
+        before = self._watermark
+        super().raise_watermark(watermark)
+        if self._watermark > before:
+            self._whole.filled(self._watermark - before)
+
+
+class SegmentSink:
+    """A stream into a whole segment: what arrives is final. Until the end its watermark stands between two elements,
+    where whoever goes on by combining begins."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def window(self, offset: int, length: int) -> memoryview:
+        return self._segment.memory[offset : offset + length]
+
+    def arrived(self, end: int) -> None:
+        self._segment.raise_watermark(end if end == self._segment.size else end - end % BIND_ALIGNMENT)
+
+    def watermark(self) -> int:
+        return self._segment.watermark()
+
+    def limit(self) -> int:
+        return self._segment.size
+
+    def subscribe(self, grown: Callable[[], None]) -> None:
+        """The limit is the size, and the watermark rises only by what arrives."""
+
+    def end(self) -> int:
+        return self._segment.watermark()
+
+
+def _yield_to_others() -> None:
+    """Memory that nobody waits for is made ready when nobody else needs the processor."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+class Store:
+    """All segments of a node. Every method is called on the loop's thread."""
+
+    def __init__(self, limit: int, forget: Callable[[bytes, int], None]) -> None:
+        """`forget(worker, backing)` tells a worker to unmap memory that will not be its own again."""
+        self._limit = limit
+        self._forget = forget
+        self.segments: dict[int, Segment] = {}
+        self.used = 0
+        self.pooled = 0
+        self._free: deque[Backing] = deque()  # oldest first
+        self._made = 0
+        self._background = ThreadPoolExecutor(1, "hoplite-prefault", _yield_to_others)
+        self._spares_wanted: set[int] = set()
+        self._spares: dict[int, shm.SharedMemory] = {}
+        self._spare_lock = threading.Lock()
+
+    def allocate(self, number: int, size: int) -> None:
+        self.segments[number] = Segment(number, size)
+        self.used += size
+
+    def window(self, number: int, of: int, offset: int, size: int) -> None:
+        """A segment that is a piece of another one; it takes no memory of its own."""
+        whole = self.segments[of]
+        self.back(whole)
+        self.segments[number] = Piece(number, whole, offset, size)
+
+    def __getitem__(self, number: int) -> Segment:
+        return self.segments[number]
+
+    def back(self, segment: Segment) -> None:
+        """Give a segment memory that this process fills. Without descriptors it is memory that workers cannot map."""
+        if len(segment.memory) == segment.size > 0:
+            return  # it has some
+        try:
+            segment.back(self._small(segment.size) if segment.size <= SMALL else self._take(segment.size, None))
+        except OSError:
+            segment.back(self._small(segment.size))
+
+    def back_for(self, segment: Segment, worker: bytes) -> tuple[Backing, bool]:
+        """Give a segment memory that a worker fills; says whether the worker has it mapped from before."""
+        backing = self._take(segment.size, worker)
+        segment.back(backing)
+        known = backing.writer is not None
+        backing.writer = worker
+        return backing, known
+
+    def seal(self, segment: Segment) -> None:
+        """The writer is done."""
+        backing = segment.backing
+        if backing is not None and backing.shared is not None and not backing.sealed:
+            shm.seal(backing.shared)
+            backing.sealed = True
+
+    def free(self, number: int) -> Segment:
+        segment = self.segments.pop(number)
+        if isinstance(segment, Piece):
+            return segment
+        self.used -= segment.size
+        backing = segment.backing
+        if backing is not None and backing.shared is not None:
+            if backing.tainted or backing.mapped or (backing.writer is not None and not backing.sealed):
+                self._drop(backing)
+            else:
+                self._free.append(backing)
+                self.pooled += backing.capacity
+                self._trim()
+        return segment
+
+    def worker_left(self, worker: bytes) -> None:
+        """What it had mapped writable is nobody's any more."""
+        for backing in [backing for backing in self._free if backing.writer == worker]:
+            self._free.remove(backing)
+            self.pooled -= backing.capacity
+            self._drop(backing)
+        for segment in self.segments.values():
+            if segment.backing is not None and segment.backing.writer == worker:
+                segment.backing.tainted = True
+
+    def close(self) -> None:
+        self._background.shutdown(wait=True, cancel_futures=True)
+        for segment in self.segments.values():
+            if segment.backing is not None:
+                self._drop(segment.backing, tell=False)
+        for backing in self._free:
+            self._drop(backing, tell=False)
+        for spare in self._spares.values():
+            spare.close()
+        self.segments.clear()
+        self._free.clear()
+        self._spares.clear()
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _small(self, size: int) -> Backing:
+        self._made += 1
+        return Backing(self._made, None, np.empty(size, np.uint8))
+
+    def _take(self, size: int, writer: bytes | None) -> Backing:
+        capacity = shm.size_class(size)
+        # The latest first: its pages are the warmest.
+        for backing in reversed(self._free):
+            if backing.capacity == capacity and backing.writer == writer:
+                self._free.remove(backing)
+                self.pooled -= backing.capacity
+                return backing
+        self._trim()
+        with self._spare_lock:
+            shared = self._spares.pop(capacity, None)
+        if shared is None:
+            shared = shm.create(capacity)
+        self._prepare_spare(capacity)
+        self._made += 1
+        backing = Backing(self._made, shared, shared.array)
+        if writer is None:
+            shm.seal(shared)
+            backing.sealed = True
+        return backing
+
+    def _trim(self) -> None:
+        """Let the oldest pooled memory go until what is used and pooled is within the limit."""
+        while self._free and self.used + self.pooled > self._limit:
+            backing = self._free.popleft()
+            self.pooled -= backing.capacity
+            self._drop(backing)
+
+    def _drop(self, backing: Backing, *, tell: bool = True) -> None:
+        if backing.shared is not None:
+            backing.shared.close()
+        if tell and backing.writer is not None and not backing.tainted:
+            self._forget(backing.writer, backing.number)
+
+    def _prepare_spare(self, capacity: int) -> None:
+        """Whoever made one object of a size is likely to make another: have its pages ready."""
+        if capacity > _SPARE or self.used + self.pooled + 2 * capacity > self._limit:
+            return
+        with self._spare_lock:
+            if capacity in self._spares or capacity in self._spares_wanted:
+                return
+            self._spares_wanted.add(capacity)
+        self._background.submit(self._make_spare, capacity)
+
+    def _make_spare(self, capacity: int) -> None:
+        shared = shm.create(capacity)
+        try:
+            shm.prefault(shared)
+        except OSError:
+            shared.close()  # no memory to spare: whoever needs it will hear of it
+            shared = None  # type: ignore[assignment]
+        with self._spare_lock:
+            self._spares_wanted.discard(capacity)
+            if shared is not None:
+                self._spares[capacity] = shared
+            while len(self._spares) > 1 and sum(self._spares) > _SPARE:
+                self._spares.pop(next(iter(self._spares))).close()

@@ -1,0 +1,81 @@
+"""What became of the latest streams that a node received: from whom, since when, when their first byte came, how they
+ended.
+
+It is for people and measurements that want to know how fast a fault was noticed and when bytes flowed again, and costs
+nothing while bytes flow: a stream's sink is watched for its first byte only.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hoplite_ucx.protocol.ids import StreamId
+from hoplite_ucx.runtime.shell.wakeups import now
+from hoplite_ucx.transports.interface import Fault, Sink
+
+_KEPT = 512
+
+
+@dataclass(slots=True)
+class ReceivedStream:
+    """Moments are of the monotonic clock. A stream that was closed below its size ended early, for whatever reason."""
+
+    ref: str
+    into: str
+    """The ref that the slot makes which it feeds; empty if it is for the store."""
+    sender: str
+    offset: int
+    size: int
+    opened: float
+    first_byte: float | None = None
+    closed: float | None = None
+    watermark: int | None = None
+    fault: str | None = None
+
+
+class WatchedSink:
+    """A sink that notes when the first byte comes, and is the sink itself from then on."""
+
+    def __init__(self, sink: Sink, record: ReceivedStream) -> None:
+        self.window = sink.window
+        self.watermark = sink.watermark
+        self.limit = sink.limit
+        self.subscribe = sink.subscribe
+        self.end = sink.end
+        self.arrived: Callable[[int], None] = self._first
+
+        self._sink = sink
+        self._record = record
+
+    def _first(self, end: int) -> None:
+        self._record.first_byte = now()
+        self.arrived = self._sink.arrived
+        self._sink.arrived(end)
+
+
+class StreamHistory:
+    def __init__(self) -> None:
+        self._records: deque[ReceivedStream] = deque(maxlen=_KEPT)
+        self._open: dict[StreamId, ReceivedStream] = {}
+        self._lock = threading.Lock()  # streams are closed on any thread
+
+    def opened(self, stream: StreamId, sink: Sink, record: ReceivedStream) -> Sink:
+        """Returns the sink to use in its place."""
+        with self._lock:
+            self._records.append(record)
+            self._open[stream] = record
+        return WatchedSink(sink, record)
+
+    def closed(self, stream: StreamId, watermark: int, fault: Fault | None) -> None:
+        with self._lock:
+            record = self._open.pop(stream, None)
+        if record is not None:
+            record.watermark = watermark
+            record.fault = fault.value if fault is not None else None
+            record.closed = now()
+
+    def tell(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return [asdict(record) for record in self._records]

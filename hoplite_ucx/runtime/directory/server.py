@@ -1,0 +1,227 @@
+"""The directory's server: sessions with nodes around one `Directory`, a clock, and probes of ports.
+
+Of a node only the session with its latest `Join` speaks. Who sent a message is what its session has proven; a node that
+joins under another identity than that is turned away. A directory that was restarted has a higher incarnation than any
+before it, because it counts milliseconds.
+
+Beside nodes, whoever has the token may ask for a status, in a session that never joins. *Readers* are workers that ask
+for small objects themselves: they have a kind of session of their own (see `lookup_sessions`). Under TLS there are
+none, since workers have no certificate.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hoplite_ucx.protocol import Directory, lookups
+from hoplite_ucx.protocol.errors import Failure, HopliteError
+from hoplite_ucx.protocol.events import (
+    DirectoryEffect,
+    DirectoryEvent,
+    Disconnect,
+    FromNode,
+    Probe,
+    Probed,
+    SendNode,
+    SessionLost,
+    Tick,
+)
+from hoplite_ucx.protocol.ids import NodeId, identity_of, label
+from hoplite_ucx.protocol.messages import Join, Put, Rejected, decode_to_directory, encode, malformed
+from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.directory.lookup_sessions import Readers
+from hoplite_ucx.runtime.objects.trees import difference
+from hoplite_ucx.runtime.shell.early_links import MOST, introduction
+from hoplite_ucx.runtime.shell.refused_connections import tell_malformed, tell_refused
+from hoplite_ucx.runtime.shell.wakeups import Waker, now
+from hoplite_ucx.transports.descriptors import raise_descriptor_limit
+from hoplite_ucx.transports.errors import TransportError, ViolationError
+from hoplite_ucx.transports.wire.handshake import Identity, Kind
+from hoplite_ucx.transports.wire.session import Listener, Session, probe
+from hoplite_ucx.transports.wire.tls import Tls
+
+_log = logging.getLogger("hoplite.directory")
+
+STATUS = b"\xc1status"
+"""The question for a status; no message of the protocol begins with this byte."""
+
+DIRECTORY_NODE = 0
+"""The number under which a directory proves itself; nodes draw theirs above it."""
+
+_PROBE_SECONDS = 0.5
+_SLOT_COST = 0.7e-3
+"""Measured: 8 hosts of 1 Gbit/s that share two processors take as long with stripes as without them at 8 MiB."""
+
+
+class DirectoryServer:
+    directory_machine = Directory
+    """Measurements may lay trees in another way."""
+
+    def __init__(self, cluster: str, token: bytes, settings: Settings | None = None, tls: Tls | None = None) -> None:
+        incarnation = time.time_ns() // 1_000_000
+        self.machine = self.directory_machine(
+            incarnation, cluster, settings or Settings(slot_cost=_SLOT_COST), difference
+        )
+        info = lookups.encode_incarnation(incarnation)
+        self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), info, tls=tls)
+        self._sessions: dict[NodeId, Session] = {}
+        self._readers = Readers(self.machine.look)
+        self._events: deque[DirectoryEvent] = deque()
+        self._handling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = now()
+        self._perform: dict[type, Callable[[Any], None]] = {
+            SendNode: self._send,
+            Probe: self._probe,
+            Disconnect: self._disconnect,
+        }
+
+    async def start(self, host: str, port: int, *, successor: bool = False) -> str:
+        """Listen, and return the address. A successor first hears what the nodes of an earlier directory have."""
+        raise_descriptor_limit()
+        self._waker = Waker(asyncio.get_running_loop(), lambda: self.dispatch(Tick()))
+        if successor:
+            self.machine.recover(now())
+            self._waker.set(self.machine.wakeup())
+        readers = {Kind.READER: self._readers.accept} if self._identity.tls is None else {}
+        self._listener = Listener(
+            self._identity, {Kind.CONTROL: self._accept}, sockets=readers, on_refused=tell_refused
+        )
+        return await self._listener.start(host, port)
+
+    async def close(self) -> None:
+        self._waker.cancel()
+        await self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        self._readers.close()
+        for session in self._sessions.values():
+            session.close()
+
+    # --- the machine -------------------------------------------------------------------------------------------
+
+    def dispatch(self, event: DirectoryEvent) -> None:
+        """Handle an event and perform what follows; events that come of that wait their turn."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                self._apply(self.machine.handle(self._events.popleft(), now()))
+        finally:
+            self._handling = False
+        self._waker.set(self.machine.wakeup())
+
+    def _apply(self, effects: list[DirectoryEffect]) -> None:
+        for effect in effects:
+            try:
+                self._perform[type(effect)](effect)
+            except Exception:  # one that cannot be performed must not take the others with it
+                _log.exception("%s could not be performed", effect)
+
+    def _send(self, effect: SendNode) -> None:
+        session = self._sessions.get(effect.node)
+        if session is not None:
+            (session.send_later if effect.patient else session.send)(encode(effect.message))
+
+    def _disconnect(self, effect: Disconnect) -> None:
+        session = self._sessions.pop(effect.node, None)
+        if session is not None:
+            session.close()
+
+    def _probe(self, effect: Probe) -> None:
+        task = asyncio.get_running_loop().create_task(self._knock(effect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _knock(self, effect: Probe) -> None:
+        try:
+            accepted = await probe(effect.address, _PROBE_SECONDS)
+        except ValueError:  # what the node called its address is none
+            accepted = None
+        self.dispatch(Probed(effect.node, accepted))
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+
+    def _accept(self, session: Session) -> None:
+        joined: NodeId | None = None
+
+        def reject(failure: Failure) -> None:
+            tell_malformed(failure, session.peer.address)
+            session.send(encode(Rejected(failure)))
+            session.close()
+
+        def on_frame(frame: bytes) -> None:
+            nonlocal joined
+            if frame == STATUS:
+                session.send(msgspec.msgpack.encode(self.status()))
+                return
+            try:
+                message = decode_to_directory(frame)
+            except HopliteError as error:
+                reject(error.failure)
+                return
+            if joined is None:
+                if not isinstance(message, Join) or identity_of(message.node) != session.peer.node:
+                    reject(malformed("a session begins with a Join under its proven identity"))
+                    return
+                joined = message.node
+                old = self._sessions.get(joined)
+                self._sessions[joined] = session
+                if old is not None:
+                    old.close()
+            if self._sessions.get(joined) is session:
+                if type(message) is not Put:
+                    session.flush()  # it may be about what the node is yet to hear of
+                self.dispatch(FromNode(joined, message))
+            if isinstance(message, Join):
+                self._introduce(message)
+
+        def on_closed(error: TransportError | None) -> None:
+            if isinstance(error, ViolationError):
+                tell_refused(error)
+            if joined is not None and self._sessions.get(joined) is session:
+                del self._sessions[joined]
+                self.dispatch(SessionLost(joined))
+
+        session.on_frame = on_frame
+        session.on_closed = on_closed
+
+    def _introduce(self, newcomer: Join) -> None:
+        """Let those who are there and a newcomer know each other, if they are few."""
+        others = [member for member in self.machine.members if member.node != newcomer.node]
+        if newcomer.node not in self._sessions or not others or len(others) > MOST:
+            return
+        self._sessions[newcomer.node].send(introduction([(other.node, other.address) for other in others]))
+        for other in others:
+            if other.node in self._sessions:
+                self._sessions[other.node].send(introduction([(newcomer.node, newcomer.address)]))
+
+    def status(self) -> dict[str, Any]:
+        """What people want to know of the cluster."""
+        machine = self.machine
+        return {
+            "cluster": machine.cluster,
+            "incarnation": machine.incarnation,
+            "uptime": now() - self._started,
+            "objects": len(machine.records),
+            "readers": len(self._readers),
+            "nodes": [
+                {
+                    "node": label(member.node),
+                    "host": member.host,
+                    "address": member.address,
+                    "connected": member.connected,
+                    "suspect": member.suspect,
+                    "receiving": member.receiving,
+                    "sending": member.sending,
+                }
+                for member in machine.members
+            ],
+        }

@@ -1,0 +1,174 @@
+"""How a process finds its cluster: one of its own on loopback, or the agent of its host.
+
+An embedded cluster is a directory and an agent as child processes, with a random token. The processes that this one
+starts can find it through the environment, and it ends with this process.
+"""
+
+import hmac
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.runtime.host.addresses import LOOPBACK_RATE, resolved
+from hoplite_ucx.runtime.launch import processes
+from hoplite_ucx.runtime.launch.processes import Child
+from hoplite_ucx.runtime.launch.tokens import TOKEN
+from hoplite_ucx.runtime.local import remedies, wire
+from hoplite_ucx.runtime.local.roll_call import RollCall
+from hoplite_ucx.runtime.local.socket_names import agents, socket_name
+from hoplite_ucx.runtime.worker.client import Client
+
+ADDRESS = "HOPLITE_ADDRESS"
+AGENT = "HOPLITE_AGENT"
+
+_FIND_SECONDS = 2.0
+_GREETING_SECONDS = 5.0
+"""For all agents of this host together."""
+_LOOK_SECONDS = 0.05
+_PATIENCE = 3.0
+"""Nobody starts an embedded directory again: after this long without it, the agent ends, and calls hear of it."""
+_INIT_AGAIN = "call shutdown() and init() again; what was put before is lost with it"
+
+
+@dataclass(slots=True)
+class Attachment:
+    """A cluster that was started or found, as one process uses it."""
+
+    client: Client
+    children: list[Child] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """The variables through which the processes that this one starts can find a cluster of its own."""
+    hidden: dict[str, str | None] = field(default_factory=dict)
+    """What they were before they were set."""
+
+    def export(self) -> None:
+        """Set those variables until the end."""
+        self.hidden = {name: os.environ.get(name) for name in self.names}
+        os.environ.update(self.names)
+
+    def close(self) -> None:
+        self.client.close()
+        for child in reversed(self.children):
+            child.stop()
+        for name, value in self.hidden.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def start_embedded(memory: int, token: bytes | None, variables: Mapping[str, str]) -> Attachment:
+    """A cluster on loopback for this process and those that are told of it. The variables are for its processes."""
+    secret = token or os.urandom(16).hex().encode()
+    tied = threading.current_thread() is threading.main_thread()
+    # It loads while the directory starts.
+    agent_process = processes.start("agent", tied_to_thread=tied, variables=variables)
+    children = []
+    try:
+        task = directory_task(secret)
+        children.append(processes.spawn("directory", task, tied_to_thread=tied, variables=variables))
+        address = children[0].report["address"]
+        task = agent_task(address, secret, memory, LOOPBACK_RATE, "127.0.0.1")
+        processes.tell(agent_process, {**task, "patience": _PATIENCE})
+        children.append(processes.await_ready("agent", agent_process))
+        report = children[1].report
+        client = Client(socket_name(report["cluster"], report["agent"]), _INIT_AGAIN)
+    except BaseException:
+        processes.abandon(agent_process)
+        for child in children:
+            child.stop()
+        raise
+    return Attachment(client, children, {ADDRESS: address, AGENT: report["agent"], TOKEN: os.fsdecode(secret)})
+
+
+def directory_task(
+    token: bytes,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    cluster: str | None = None,
+    successor: bool = False,
+) -> dict[str, Any]:
+    """A successor takes the place of a directory of the same cluster that has ended."""
+    return {
+        "cluster": cluster or os.urandom(8).hex(),
+        "token": token.hex(),
+        "host": host,
+        "port": port,
+        "successor": successor,
+    }
+
+
+def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str | None = None) -> dict[str, Any]:
+    return {"directory": directory, "token": token.hex(), "memory": memory, "rate": rate, "host": host}
+
+
+def join(address: str, agent: str | None, token: bytes | None = None) -> Attachment:
+    """Find this host's agent of the cluster at that address. A token that is given must be the cluster's own."""
+    try:
+        wanted = resolved(address)
+    except (ValueError, OSError) as error:
+        raise _invalid(f"no directory can be at {address!r}: {error}", "correct the address") from error
+    began = time.monotonic()
+    with RollCall() as call:
+        while True:
+            waited = time.monotonic() - began
+            call.ask(name for name in agents() if agent is None or name.endswith(f"-{agent}"))
+            greetings = call.hear(_LOOK_SECONDS)
+            found = [name for name, greeting in greetings.items() if _belongs(greeting, wanted)]
+            if found:
+                name = _only([*found, *_same_cluster(found, call.silent)], address)
+                _check_token(greetings[name], token, address)
+                return Attachment(Client(name))
+            if waited >= (_GREETING_SECONDS if call.silent else _FIND_SECONDS):
+                raise _no_agent(address, agent, call.silent)
+
+
+def _belongs(greeting: wire.Reply, wanted: str) -> bool:
+    assert isinstance(greeting, wire.Greeting)
+    try:
+        return resolved(greeting.directory) == wanted
+    except (ValueError, OSError):
+        return False
+
+
+def _check_token(greeting: wire.Reply, token: bytes | None, address: str) -> None:
+    """An agent lets its own user in without one: a token that is given says which cluster is meant."""
+    assert isinstance(greeting, wire.Greeting)
+    if token is not None and not hmac.compare_digest(wire.token_mark(token, greeting.cluster), greeting.token_mark):
+        detail = f"the token that is given is not that of the cluster at {address}"
+        raise _invalid(detail, "give the one that the cluster was started with, or none")
+
+
+def _same_cluster(found: list[str], silent: list[str]) -> list[str]:
+    """Of those that have not answered yet: a socket's name tells its cluster."""
+    clusters = {name.rpartition("-")[0] for name in found}
+    return [name for name in silent if name.rpartition("-")[0] in clusters]
+
+
+def _only(found: list[str], address: str) -> str:
+    if len(found) > 1:
+        detail = f"several agents of {address} run here: {_names(found)}"
+        raise _invalid(detail, f"name one, with agent= in a program, --agent in a command, or {AGENT}")
+    return found[0]
+
+
+def _names(sockets: list[str]) -> str:
+    return ", ".join(name.rsplit("-", 1)[-1] for name in sockets)
+
+
+def _no_agent(address: str, agent: str | None, silent: list[str]) -> HopliteError:
+    if silent:
+        detail = f"{_names(silent)} may be the agent of {address} here, but does not answer"
+        return Failure(FailureKind.CLOSED, detail, "look whether it is stopped, or overloaded").exception()
+    which = f"no agent {agent}" if agent else "no agent"
+    detail = f"{which} of the cluster at {address} runs on this host under this user"
+    return Failure(FailureKind.CLOSED, detail, remedies.join(address)).exception()
+
+
+def _invalid(detail: str, remedy: str) -> HopliteError:
+    return Failure(FailureKind.INVALID, detail, remedy).exception()

@@ -1,0 +1,215 @@
+"""Directory and agent as processes: how they are started, told what to do, found ready, and never left behind.
+
+A child is told its task as JSON on its standard input, the token included, so that no secret is on a command line. It
+answers with one line of JSON when it is ready, or with what is wrong. Its standard input stays open for as long as its
+parent lives: when that ends, so does the child. Where the parent's main thread starts it, the kernel sees to that too,
+and the child looks now and then whether its parent is still the same.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import uvloop
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.transports.errors import TransportError
+
+START_SECONDS = 15.0
+_STOP_SECONDS = 3.0
+_PR_SET_PDEATHSIG = 1
+_PARENT_CHECK = 0.5
+_LAUNCHER = str(Path(__file__).resolve().parents[2] / "run_module.py")
+
+
+@dataclass(slots=True)
+class Child:
+    """A process of ours that is ready."""
+
+    process: "subprocess.Popen[bytes]"
+    report: dict[str, Any]
+
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """End it: politely, then not. Returns when it is gone."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        self.process.terminate()  # a process that was forked from this one holds a copy of the pipe
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def spawn(
+    role: str, task: dict[str, Any], *, tied_to_thread: bool, variables: Mapping[str, str] | None = None
+) -> Child:
+    """Start a directory or an agent, and wait until it is ready. Raises a typed error if it does not become so."""
+    process = start(role, tied_to_thread=tied_to_thread, variables=variables)
+    try:
+        tell(process, task)
+    except BaseException:
+        abandon(process)
+        raise
+    return await_ready(role, process)
+
+
+def start(role: str, *, tied_to_thread: bool, variables: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """Start a process that loads its part and waits for its task, with these variables over those of this process."""
+    return subprocess.Popen(
+        [*module("hoplite_ucx.runtime"), role, str(os.getpid()), "tied" if tied_to_thread else "free"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **(variables or {})},
+        start_new_session=True,  # a ctrl-C at the terminal is the parent's to handle
+    )
+
+
+def module(name: str) -> list[str]:
+    """The command line that runs a module of this process's own package, and nothing from the current directory."""
+    return [sys.executable, *_interpreter_options(), _LAUNCHER, name]
+
+
+def _interpreter_options() -> list[str]:
+    """What this process was kept from loading, its children are kept from too."""
+    if sys.flags.isolated:
+        return ["-I"]
+    kept = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
+    return ["-P", *(option for option, is_set in kept.items() if is_set)]
+
+
+def tell(process: "subprocess.Popen[bytes]", task: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it says why on its own
+        process.stdin.write(json.dumps(task).encode() + b"\n")
+        process.stdin.flush()
+
+
+def await_ready(role: str, process: "subprocess.Popen[bytes]", seconds: float = START_SECONDS) -> Child:
+    """Whatever keeps it from becoming ready, a ctrl-C of the user's too, no process is left behind."""
+    try:
+        return Child(process, _read_report(role, process, seconds))
+    except BaseException:
+        abandon(process)
+        raise
+
+
+def _read_report(role: str, process: "subprocess.Popen[bytes]", seconds: float) -> dict[str, Any]:
+    assert process.stdout is not None
+    deadline = time.monotonic() + seconds
+    line = b""
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            raise _cannot_start(role, f"it was not ready after {seconds:g} s", "look at this machine's load")
+        piece = os.read(process.stdout.fileno(), 65536)
+        if not piece:
+            abandon(process)
+            raise _cannot_start(role, f"it ended with status {process.returncode}", "see its messages above")
+        line += piece
+    report: dict[str, Any] = json.loads(line)
+    if "error" in report:
+        raise _cannot_start(role, report["error"], report["remedy"])
+    return report
+
+
+def abandon(process: "subprocess.Popen[bytes]") -> None:
+    """End a process that did not become ready."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.2)
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _cannot_start(role: str, detail: str, remedy: str) -> HopliteError:
+    return Failure(FailureKind.CLOSED, f"the {role} could not be started: {detail}", remedy).exception()
+
+
+# --- in the child -----------------------------------------------------------------------------------------------
+
+
+Stop: TypeAlias = Callable[[], Awaitable[None]]
+Serve: TypeAlias = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], Stop]]]
+"""Starts whatever the process is for, and returns a report and how to stop it."""
+
+
+def run(serve: Serve, parent: int, *, tied_to_thread: bool) -> int:
+    """The main function of a child."""
+    if tied_to_thread:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1  # it died meanwhile
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 1  # it died, or gave up
+    # What lives here lives long, and hardly any of it is a cycle: look for those seldom, and not in what was loaded.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main(serve, json.loads(line), parent))
+
+
+async def _main(serve: Serve, task: dict[str, Any], parent: int) -> int:
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    try:
+        report, stop = await serve(task)
+    except (TransportError, HopliteError) as error:
+        detail = f"{error.detail} ({error.peer})" if isinstance(error, TransportError) else error.failure.detail
+        _say({"error": detail, "remedy": error.remedy})
+        return 1
+    except (OSError, ValueError) as error:
+        here = f"at {task['host']}:{task.get('port', 0)}" if task["host"] else f"towards {task['directory']}"
+        _say({"error": f"{error} ({here})", "remedy": "check the address, and that its port is free"})
+        return 1
+    _say(report)
+    loop.add_reader(sys.stdin.fileno(), _on_input, over)
+    while not over.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), _PARENT_CHECK)
+        if os.getppid() != parent:
+            break
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop(), _STOP_SECONDS - 0.5)
+    _say_no_more()
+    os._exit(0)  # threads of the data plane may still be inside the kernel
+
+
+def _on_input(over: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        over.set()
+
+
+def _say(report: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
+
+
+def _say_no_more() -> None:
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()

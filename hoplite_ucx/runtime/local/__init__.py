@@ -1,0 +1,1 @@
+"""What a worker and the agent of its host share: their messages, and under which name the one finds the other."""

@@ -1,0 +1,37 @@
+"""What users are told to type: whole commands that work as they stand, with the cluster's address."""
+
+from hoplite_ucx.runtime.host.addresses import host_towards, resolved
+from hoplite_ucx.runtime.local.wire import Greeting
+from hoplite_ucx.transports.wire.addresses import format_address, parse_address
+
+JOIN_OR_START = (
+    "`hoplite start --head` starts a cluster with one, `hoplite start --address HOST:PORT` joins the one there"
+)
+
+
+def join(address: str) -> str:
+    return f"start one with `hoplite start --address {address}`"
+
+
+def start_again(greeting: Greeting) -> str:
+    """For a worker whose agent is gone."""
+    if greeting.private:
+        return "the program that started this cluster has ended, or was killed: start that again"
+    command = f"hoplite start {_part(greeting.directory)}"
+    return f"look whether it was killed, start it again with `{command}`, then call shutdown() and init()"
+
+
+def delete_left(greeting: Greeting) -> str:
+    """For one whose agent has no room."""
+    command = f"hoplite delete --idle 60s --address {greeting.directory} --agent {greeting.agent}"
+    return f"`{command}` deletes what ended programs left here"
+
+
+def _part(directory: str) -> str:
+    """A head ends with its agent, so that where the directory was it is to be started too."""
+    try:
+        host, port = parse_address(directory)
+        is_here = resolved(directory) == resolved(format_address(host_towards(directory), port))
+    except (OSError, ValueError):  # no way leads there
+        is_here = False
+    return f"--head --host {host} --port {port}" if is_here else f"--address {directory}"

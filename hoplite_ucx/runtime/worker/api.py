@@ -1,0 +1,361 @@
+"""The public API: every call on a cluster, with its checks. The functions of `hoplite_ucx` are those of one `Cluster`.
+
+Bad input is refused here, before anything is allocated or sent, with an error that names the ref and the remedy. What
+can only be seen where the objects are is refused there.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime.objects.layouts import Array
+from hoplite_ucx.runtime.objects.values import encode
+from hoplite_ucx.runtime.worker import calls, scopes
+from hoplite_ucx.runtime.worker.async_api import AsyncCluster
+from hoplite_ucx.runtime.worker.calls import value_of
+from hoplite_ucx.runtime.worker.checks import (
+    DEFAULT_TIMEOUT,
+    check_copy,
+    check_out,
+    check_outs,
+    check_timeout,
+    list_of_refs,
+    list_of_values,
+    optional_ref,
+    refs_for_values,
+)
+from hoplite_ucx.runtime.worker.client import Client
+from hoplite_ucx.runtime.worker.in_place_puts import Draft, one_draft, open_draft
+from hoplite_ucx.runtime.worker.membership import Membership
+from hoplite_ucx.runtime.worker.object_info import ObjectInfo
+from hoplite_ucx.runtime.worker.refs import ObjectRef
+from hoplite_ucx.runtime.worker.scopes import note_made
+
+
+class Cluster:
+    """A cluster as this process uses it: made by `connect`, or by `init` for the functions of `hoplite_ucx`.
+
+    It stays open until `close`, the end of its `with` block, or the end of the process. Any number of threads may use
+    it. Refs are plain names and belong to no cluster; an object is only found in the cluster that it was put into.
+
+    Every call may raise `InvalidRequestError` for what cannot be carried out as it is written, `ClosedError` if the
+    cluster was closed, was never joined or has lost its agent, and `GetTimeoutError` if the agent does not answer
+    within the `timeout`. All are `HopliteError`s with a `remedy` and, where there is one, the `ref`. What else a call
+    raises is said there.
+    """
+
+    def __init__(self, of: Membership) -> None:
+        self._of = of
+        self._aio = AsyncCluster(of)
+
+    @property
+    def aio(self) -> AsyncCluster:
+        """The same calls, to be awaited."""
+        return self._aio
+
+    @property
+    def address(self) -> str:
+        """Of the cluster's directory, as its agent here was given it."""
+        return self._of.client.greeting.directory
+
+    @property
+    def cluster_id(self) -> str:
+        return self._of.client.greeting.cluster
+
+    @property
+    def agent(self) -> str:
+        """The name of this host's agent, as `agent=` takes it."""
+        return self._of.client.greeting.agent
+
+    @property
+    def is_open(self) -> bool:
+        return self._of.attachment is not None
+
+    def close(self) -> None:
+        """Leave the cluster; a private one ends. Arrays that came from `get` stay valid. Harmless if it is closed."""
+        self._of.end()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        attachment = self._of.attachment
+        if attachment is None:
+            return "<Cluster, closed>"
+        greeting = attachment.client.greeting
+        return f"<Cluster {greeting.cluster} at {greeting.directory}, through agent {greeting.agent}>"
+
+    def __reduce__(self) -> tuple[type["Cluster"], tuple[Membership]]:
+        """For the functions of `hoplite_ucx`, which are methods; a cluster that was connected to cannot be pickled."""
+        return Cluster, (self._of,)
+
+    # --- put and get -------------------------------------------------------------------------------------------
+
+    def put(self, value: object, *, ref: ObjectRef | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> ObjectRef:
+        """Store a value, and return its ref.
+
+        A numpy array or number, a Python number, or a dict, list, tuple or named tuple of them (nested too) is stored
+        as it is and can be reduced. Bytes, bytearrays and memoryviews are stored as they are; any other value is
+        pickled. `get` returns what was put, with the keys of dicts in their order. The value may be changed after `put`
+        returns. A second put of a ref is ignored: the object that it has already stays, and no error is raised.
+
+        Raises `StoreFullError` if there is no room for it in time, and `ObjectDeletedError` if the ref was deleted a
+        short while ago.
+
+        This host's processes see the object as soon as `put` returns, others when the directory has heard of it, which
+        is a message's way later. While the directory does not answer, a put waits for it: `GetTimeoutError` after the
+        `timeout`, of which the directory has 0.75 s at least, also of `timeout=0`.
+        """
+        ours = self._of.client
+        seconds = check_timeout(timeout)
+        name = optional_ref(ref)
+        ours.put(name.binary, encode(value), seconds, fresh=ref is None)
+        return note_made(self._of, name)
+
+    def put_many(
+        self,
+        values: Iterable[object],
+        *,
+        refs: Sequence[ObjectRef] | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> list[ObjectRef]:
+        """Store every one of these values, and return their refs in order; `refs` gives names made before.
+
+        Small objects are put many at a time, which takes a fraction of what a `put` of each would. If one cannot be
+        put, the error says which; what was put under refs that nobody knows yet is deleted again. Raises what `put`
+        raises.
+        """
+        ours = self._of.client
+        seconds = check_timeout(timeout)
+        given = list_of_values(values)
+        names = refs_for_values(refs, len(given))
+        ends = None if seconds is None else time.monotonic() + seconds
+        try:
+            for run in calls.runs(names, given, ours.greeting.small_limit):
+                left = None if ends is None else max(0.0, ends - time.monotonic())
+                if run[0][1].size > ours.greeting.small_limit:
+                    ours.put(*run[0], left, fresh=refs is None)
+                else:
+                    ours.put_small(run, left, fresh=refs is None)
+        except BaseException as error:
+            if refs is None:
+                with scopes.failing_too(error):
+                    self._delete_all(names, scopes.UNDO_SECONDS)
+            if isinstance(error, HopliteError):
+                raise calls.of_many(error, names) from error
+            raise
+        return [note_made(self._of, name) for name in names]
+
+    @overload
+    def get(self, ref: ObjectRef, *, timeout: float | None = ..., out: Array | None = ..., copy: bool = ...) -> Any: ...
+    @overload
+    def get(
+        self,
+        ref: Sequence[ObjectRef],
+        *,
+        timeout: float | None = ...,
+        out: Sequence[Array] | None = ...,
+        copy: bool = ...,
+    ) -> list[Any]: ...
+    def get(
+        self,
+        ref: ObjectRef | Sequence[ObjectRef],
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        out: Array | Sequence[Array] | None = None,
+        copy: bool = False,
+    ) -> Any:
+        """The value of a ref, or the values of several, which are fetched at the same time.
+
+        Arrays are read-only and lie in memory that this host's processes share; they stay valid for as long as they are
+        used. With `copy=True` they are in memory of their own, and can be written to. With `out`, the value is copied
+        into an array of the same dtype and shape, which is returned. A get waits for an object that is yet to come;
+        `timeout=None` waits as long as it still can come.
+
+        Raises `GetTimeoutError` if it has not come in time, `ObjectDeletedError` if it was deleted, `ObjectLostError`
+        if every copy was lost (`PutAbortedError`, if its putter ended early), `StoreFullError` if there is no room for
+        it here, and `InvalidRequestError` if it is a reduction that cannot be carried out.
+
+        `timeout=0` asks once, and does not wait for a producer: what is complete somewhere is fetched (for which there
+        are 300 s), anything else is a `GetTimeoutError` at once. Any other `timeout` is for all of it, the transfer
+        too. The error says what is known: that nobody has the object, how much of it has come, or that the directory
+        does not answer, and since when; for that answer a call may take up to 0.75 s longer than its `timeout`.
+        """
+        ours = self._of.client
+        seconds = check_timeout(timeout)
+        own = check_copy(copy, out)
+        if isinstance(ref, ObjectRef):
+            into = None if out is None else check_out(out)
+            return value_of(ref, *ours.get_one(ref.binary, seconds), into, own)
+        refs = list_of_refs(ref)
+        return _get(ours, refs, seconds, None if out is None else check_outs(out, len(refs)), own)
+
+    def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
+        """The values of all refs, in order; all are fetched at the same time. Raises what `get` raises, and takes a
+        `timeout` as `get` does."""
+        ours = self._of.client
+        seconds = check_timeout(timeout)
+        return _get(ours, list_of_refs(refs), seconds, None, False)
+
+    def wait(
+        self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest. When there
+        are enough it looks no further: more may be ready than are told.
+
+        What has failed counts too, since a get of it answers at once. When the time is over, nothing is raised, unless
+        the directory does not answer: then that is a `GetTimeoutError`, as nobody knows what is ready. `timeout=0` asks
+        once what is complete now.
+        """
+        return self._of.client.carry_out(calls.wait(refs, count, timeout))
+
+    @overload
+    def info(self, refs: ObjectRef, *, timeout: float | None = ...) -> ObjectInfo: ...
+    @overload
+    def info(self, refs: Sequence[ObjectRef], *, timeout: float | None = ...) -> list[ObjectInfo]: ...
+    def info(
+        self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> ObjectInfo | list[ObjectInfo]:
+        """What the cluster knows of an object, or of each of several: see `ObjectInfo`.
+
+        It does not wait for an object that is yet to come, only for the directory's answer; of a ref that nobody put,
+        it says so. Raises `GetTimeoutError` if the directory does not answer in time.
+        """
+        known = self._of.client.carry_out(calls.info(refs, timeout))
+        return known[0] if isinstance(refs, ObjectRef) else known
+
+    def as_completed(
+        self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> Iterator[ObjectRef]:
+        """The refs one by one, as each has an object, or has failed: then a get of it answers at once.
+
+        A ref that is given twice comes once. Raises `GetTimeoutError` when the time is over, which counts from this
+        call, and some have none.
+        """
+        completed = calls.Completed(refs, timeout)
+        client = self._of.client
+
+        def each() -> Iterator[ObjectRef]:
+            while completed.rest:
+                yield from client.carry_out(completed.more())
+
+        return each()
+
+    def delete(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
+        """Forget objects everywhere, and cancel reductions. Arrays that came from `get` stay valid.
+
+        For a while gets and puts of these refs raise `ObjectDeletedError`. A ref that nobody has put is no error. The
+        `timeout` is for the directory's answer, which has 0.75 s at least: `timeout=0` deletes too.
+        """
+        self._of.client.carry_out(calls.delete(refs, timeout))
+
+    # --- reduce -------------------------------------------------------------------------------------------------
+
+    def reduce(
+        self,
+        refs: Sequence[ObjectRef],
+        op: str = "sum",
+        count: int | None = None,
+        *,
+        ref: ObjectRef | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> ObjectRef:
+        """Combine the first `count` of these objects that are ready (all, if it is not given), element by element.
+
+        Returns at once with the ref of a result that is still to come; `ref` gives it a name made before. The
+        operations: sum, prod, min, max, mean, and, or, xor. The `timeout` is for handing in the request, and counts as
+        0.75 s if it is less.
+
+        Objects must be arrays, numbers, or trees of them, and all have the same dtypes, shapes and keys. Dicts may have
+        their keys in any order: the result has the order, and the types of dicts, named tuples and numbers, of its
+        first contributor. The arithmetic is numpy's in the sources' own dtype, so sums may overflow without an error:
+        `uint8` sums from 256 on, and those of Python's ints, which are reduced as int64, beyond 63 bits.
+
+        Raises `ObjectDeletedError` if the target's ref was deleted a short while ago. What is wrong with the objects is
+        known when they are there: then a get of the result raises it.
+        """
+        return self._reduce(refs, op, count, ref, timeout, everywhere=False)
+
+    def allreduce(
+        self,
+        refs: Sequence[ObjectRef],
+        op: str = "sum",
+        count: int | None = None,
+        *,
+        ref: ObjectRef | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> ObjectRef:
+        """Like `reduce`, for a result that every host with a source will get. Raises what `reduce` raises."""
+        return self._reduce(refs, op, count, ref, timeout, everywhere=True)
+
+    def _reduce(
+        self,
+        refs: Sequence[ObjectRef],
+        op: str,
+        count: int | None,
+        ref: ObjectRef | None,
+        timeout: float | None,
+        *,
+        everywhere: bool,
+    ) -> ObjectRef:
+        ours = self._of.client
+        is_near = ours.reader.is_near
+        asking = calls.reduce(refs, op, count, ref, timeout, everywhere=everywhere, is_near=is_near)
+        return note_made(self._of, ours.carry_out(asking))
+
+    def contributors(self, ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:
+        """The sources that went into a reduction's result, in the order they were chosen; waits for the decision, but
+        with `timeout=0` only for the directory to say whether there is one.
+
+        Raises `InvalidRequestError` if the ref is not the result of a reduction, `ObjectDeletedError` if it was
+        deleted, and what made the reduction fail.
+        """
+        return self._of.client.carry_out(calls.contributors(ref, timeout))
+
+    # --- objects made in place ----------------------------------------------------------------------------------
+
+    def create(
+        self,
+        shape: int | Sequence[int],
+        dtype: npt.DTypeLike = np.float64,
+        *,
+        ref: ObjectRef | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> Draft:
+        """Memory in the store for an array, to be filled in place and sealed: a put without a copy."""
+        return open_draft(self._of, shape, dtype, ref, timeout)
+
+    def seal(self, draft: Draft) -> ObjectRef:
+        """Finish what `create` began, and return its ref. Raises what `put` raises."""
+        return one_draft(draft).seal()
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Delete on exit what was put, reduced or sealed inside, by this thread or task."""
+        made: list[ObjectRef] = []
+        try:
+            with scopes.collect(self._of, made):
+                yield
+        except BaseException as error:
+            with scopes.failing_too(error):
+                self._delete_all(made)
+            raise
+        self._delete_all(made)
+
+    def _delete_all(self, made: list[ObjectRef], timeout: float = scopes.DELETE_SECONDS) -> None:
+        if made and self.is_open:
+            self._of.client.carry_out(calls.delete(made, timeout))
+
+
+def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[Array] | None, copy: bool) -> list[Any]:
+    found = ours.get([ref.binary for ref in refs], timeout)
+    into = outs if outs is not None else [None] * len(refs)
+    return [value_of(ref, *got, out, copy) for ref, got, out in zip(refs, found, into, strict=True)]

@@ -1,0 +1,200 @@
+"""The calls that only ask: what is checked, what the agent is asked, and what its reply means to the user.
+
+Each is written once, for callers that block (`api`) and for callers on an event loop (`aio`): a generator that yields
+questions, is sent the replies, and returns the result. Whoever carries it out knows connections; nothing here does.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.messages import MAX_DESCRIBED
+from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.objects.layouts import Array
+from hoplite_ucx.runtime.objects.values import Encoded
+from hoplite_ucx.runtime.worker.checks import (
+    about,
+    check_count,
+    check_timeout,
+    invalid,
+    list_of_refs,
+    one_ref,
+    operation,
+    optional_ref,
+)
+from hoplite_ucx.runtime.worker.object_info import ObjectInfo, info_of
+from hoplite_ucx.runtime.worker.refs import ObjectRef
+
+_DELETED_AT_ONCE = 1000
+"""More would keep the agent from everybody else on the host for too long."""
+
+
+class Question(NamedTuple):
+    """What to ask, and how long the caller will wait for the answer. The request is made when it is sent, of the number
+    of the call and the time that is left."""
+
+    request: Callable[[int, float | None], wire.Request]
+    timeout: float | None
+    hurried: bool = False
+    """The agent is asked soon whether it is there: the caller gave it no time, only what it asks for may take some."""
+
+
+R = TypeVar("R")
+Steps: TypeAlias = Generator[Question, wire.Reply, R]
+
+
+def put_small(ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool) -> Steps[None]:
+    """Of an object that goes to the agent by copy."""
+    data = encoded.to_bytes()
+    yield Question(
+        lambda call, left: wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh), timeout
+    )
+
+
+def wait(
+    refs: Sequence[ObjectRef], count: int, timeout: float | None
+) -> Steps[tuple[list[ObjectRef], list[ObjectRef]]]:
+    seconds = check_timeout(timeout)
+    given = list_of_refs(refs, most=wire.MAX_REFS)
+    needed = check_count(count, len(given), "refs")
+    by_name = {ref.binary: ref for ref in given}
+    if len(by_name) != len(given):
+        raise invalid("a ref stands more than once in the list", "give each ref once")
+    names = tuple(by_name)
+    reply = yield Question(lambda call, left: wire.WaitRequest(call, names, needed, left), seconds)
+    assert isinstance(reply, wire.Ready)
+    return [by_name[name] for name in reply.ready], [by_name[name] for name in reply.rest]
+
+
+def info(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Steps[list[ObjectInfo]]:
+    seconds = check_timeout(timeout)
+    given = [refs] if isinstance(refs, ObjectRef) else list_of_refs(refs)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    known: list[ObjectInfo] = []
+    for start in range(0, len(given), MAX_DESCRIBED):
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        reply = yield _description(tuple(ref.binary for ref in given[start : start + MAX_DESCRIBED]), left)
+        assert isinstance(reply, wire.Descriptions)
+        known += map(info_of, reply.descriptions)
+    return known
+
+
+def _description(names: tuple[bytes, ...], timeout: float | None) -> Question:
+    return Question(lambda call, left: wire.DescribeRequest(call, names, left), timeout)
+
+
+class Completed:
+    """What is left of `as_completed`: the refs that were not ready yet, and the time."""
+
+    def __init__(self, refs: Sequence[ObjectRef], timeout: float | None) -> None:
+        self.rest = list(dict.fromkeys(list_of_refs(refs, most=wire.MAX_REFS)))
+        self._given = len(self.rest)
+        self._timeout = check_timeout(timeout)
+        self._ends = None if self._timeout is None else time.monotonic() + self._timeout
+
+    def more(self) -> Steps[list[ObjectRef]]:
+        """At least one more that is ready."""
+        left = None if self._ends is None else max(0.0, self._ends - time.monotonic())
+        ready, self.rest = yield from wait(self.rest, 1, left)
+        if not ready:
+            detail = f"{len(self.rest)} of {self._given} refs have no object after {self._timeout:g} s"
+            remedy = "look whether their producers still run, or give a longer timeout"
+            raise Failure(FailureKind.TIMEOUT, detail, remedy).exception()
+        return ready
+
+
+def delete(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Steps[None]:
+    seconds = check_timeout(timeout)
+    given = [refs] if isinstance(refs, ObjectRef) else list_of_refs(refs)
+    names = [ref.binary for ref in given]
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for start in range(0, len(names), _DELETED_AT_ONCE):
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        yield _deletion(tuple(names[start : start + _DELETED_AT_ONCE]), left)
+
+
+def _deletion(names: tuple[bytes, ...], timeout: float | None) -> Question:
+    return Question(lambda call, left: wire.DeleteRequest(call, names, left), timeout)
+
+
+def reduce(
+    refs: Sequence[ObjectRef],
+    op: str,
+    count: int | None,
+    ref: ObjectRef | None,
+    timeout: float | None,
+    *,
+    everywhere: bool,
+    is_near: Callable[[bytes], None],
+) -> Steps[ObjectRef]:
+    """`is_near` hears of the target before the agent does."""
+    seconds = check_timeout(timeout)
+    sources = list_of_refs(refs, most=wire.MAX_REFS)
+    how = operation(op)
+    needed = check_count(len(sources) if count is None else count, len(sources), "sources")
+    if len(set(sources)) != len(sources):
+        raise invalid("a source stands more than once in the list", "give each source once")
+    target = optional_ref(ref)
+    if target in sources:
+        raise about(invalid("the target is one of the sources", "give the result a ref of its own"), target)
+    names = tuple(source.binary for source in sources)
+    is_near(target.binary)
+    yield Question(
+        lambda call, left: wire.ReduceRequest(call, target.binary, names, how, needed, left, everywhere), seconds
+    )
+    return target
+
+
+def contributors(ref: ObjectRef, timeout: float | None) -> Steps[list[ObjectRef]]:
+    seconds = check_timeout(timeout)
+    name = one_ref(ref).binary
+    reply = yield Question(lambda call, left: wire.ContributorsRequest(call, name, left), seconds)
+    assert isinstance(reply, wire.References)
+    return [ObjectRef(name) for name in reply.refs]
+
+
+def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None, copy: bool) -> Any:
+    """What was got, as the user is to have it."""
+    try:
+        if copy:
+            return values.decode_copy(memory, layout)
+        if out is None:
+            return values.decode(memory, layout)
+        values.copy_out(memory, layout, out)
+    except HopliteError as error:
+        raise about(error, ref) from error
+    return out
+
+
+def of_many(error: HopliteError, refs: Sequence[ObjectRef]) -> HopliteError:
+    """The failure of many puts: of which it is, unless it is of all."""
+    failure = error.failure
+    if error.ref not in refs:
+        return error
+    detail = f"values[{refs.index(error.ref)}] could not be put: {failure.detail}"
+    return Failure(failure.kind, detail, failure.remedy, failure.ref, failure.peer).exception()
+
+
+PutRun: TypeAlias = list[tuple[bytes, Encoded]]
+_RUN = 1024
+
+
+def runs(refs: Sequence[ObjectRef], given: Sequence[object], small_limit: int) -> Iterator[PutRun]:
+    """What is put together: some small objects, or one that is large. Each is looked at when its turn has come."""
+    run: PutRun = []
+    for ref, value in zip(refs, given, strict=True):
+        try:
+            encoded = values.encode(value)
+        except HopliteError as error:
+            raise about(error, ref) from error
+        if run and (encoded.size > small_limit or len(run) == _RUN):
+            yield run
+            run = []
+        run.append((ref.binary, encoded))
+        if encoded.size > small_limit:
+            yield run
+            run = []
+    if run:
+        yield run

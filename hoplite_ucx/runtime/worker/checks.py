@@ -1,0 +1,201 @@
+"""Checks of what users give to the API: refused before anything is allocated or sent, with the remedy."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime.objects.layouts import MAX_BYTES, SAFE_DIMENSIONS, Array, Leaf, describe_dtype
+from hoplite_ucx.runtime.quantities import parse_size
+from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
+
+DEFAULT_TIMEOUT = 300.0
+"""Seconds, for every call that is given none."""
+
+
+def invalid(detail: str, remedy: str) -> HopliteError:
+    return Failure(FailureKind.INVALID, detail, remedy).exception()
+
+
+def about(error: HopliteError, ref: ObjectRef) -> HopliteError:
+    """The same error, naming the object it is about."""
+    failure = error.failure
+    if failure.ref is not None:
+        return error
+    return Failure(failure.kind, failure.detail, failure.remedy, ref.binary, failure.peer).exception()
+
+
+def one_ref(ref: object) -> ObjectRef:
+    if not isinstance(ref, ObjectRef):
+        raise invalid(f"an ObjectRef is needed, not a {type(ref).__name__}", "use what put, reduce or new_ref return")
+    return ref
+
+
+def optional_ref(ref: object) -> ObjectRef:
+    return new_ref() if ref is None else one_ref(ref)
+
+
+def list_of_refs(refs: object, most: int | None = None) -> list[ObjectRef]:
+    """`most` is what one call can carry."""
+    if isinstance(refs, ObjectRef | str | bytes) or not isinstance(refs, Sequence):
+        raise invalid(f"a list of refs is needed, not a {type(refs).__name__}", "use [ref, ...]")
+    if most is not None and len(refs) > most:
+        raise invalid(f"{len(refs)} refs are more than the {most} that one call takes", "make several calls")
+    return [one_ref(ref) for ref in refs]
+
+
+def list_of_values(values: object) -> list[object]:
+    """What `put_many` is given; one value alone is probably a mistake."""
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping | np.ndarray) or not isinstance(
+        values, Iterable
+    ):
+        raise invalid(f"a list of values is needed, not a {type(values).__name__}", "use put() for one value")
+    return list(values)
+
+
+def refs_for_values(refs: object, needed: int) -> list[ObjectRef]:
+    if refs is None:
+        return [new_ref() for _ in range(needed)]
+    given = list_of_refs(refs)
+    if len(given) != needed:
+        raise invalid(f"{len(given)} refs are given for {needed} values", "give one ref for each value")
+    return given
+
+
+def check_timeout(timeout: object) -> float | None:
+    """As a plain number: numpy's are accepted too, but cannot travel."""
+    if timeout is None or (type(timeout) is float and timeout >= 0):
+        return timeout
+    try:
+        if _is_number(timeout) and (seconds := float(timeout)) >= 0:
+            return seconds
+    except OverflowError:
+        pass
+    raise invalid(f"a timeout is a number of seconds that is not negative, or None, not {timeout!r}", "correct it")
+
+
+def check_count(count: object, available: int, what: str) -> int:
+    if not is_whole(count) or not 1 <= (number := int(count)) <= available:
+        raise invalid(f"a count of {count!r} is not within 1 and the {available} {what} given", "correct the count")
+    return number
+
+
+def is_whole(number: object) -> TypeGuard[int]:
+    """A whole number of Python's or numpy's, and no truth value."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _is_number(number: object) -> TypeGuard[float]:
+    return isinstance(number, Real) and not isinstance(number, bool)
+
+
+def check_text(name: str, value: object, remedy: str) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise invalid(f"{name} must be a text, not {_text_shown(name, value)}", remedy)
+
+
+def _text_shown(name: str, value: object) -> str:
+    return f"a {type(value).__name__}" if name == "token" else repr(value)[:_SHOWN]
+
+
+def check_path(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise invalid(f"{name} must be the path of a file, not {value!r}"[:200], "give a str or a Path")
+    return path
+
+
+def check_memory(memory: object) -> int | None:
+    """In bytes, or as people write it."""
+    if memory is None:
+        return None
+    try:
+        limit = parse_size(memory) if isinstance(memory, str) else memory
+    except ValueError as error:
+        raise invalid(f"memory: {error}", "correct it") from error
+    if not is_whole(limit) or not 1 <= limit < MAX_BYTES:
+        raise invalid(f"memory must be a number of bytes, not {_shown(memory)}", 'give "4GiB" or 4 << 30, for example')
+    return int(limit)
+
+
+def check_copy(copy: object, out: object) -> bool:
+    if copy and out is not None:
+        raise invalid("copy=True and out= are given both", "give one of them: out= is filled with a copy")
+    return bool(copy)
+
+
+def check_out(out: object) -> Array:
+    if not isinstance(out, np.ndarray):
+        raise invalid(f"out must be a numpy array, not a {type(out).__name__}", "give an array to fill")
+    if not out.flags.writeable:
+        raise invalid("out is read-only", "give an array that can be written to")
+    return out
+
+
+def check_outs(outs: object, needed: int) -> list[Array]:
+    if isinstance(outs, np.ndarray) or not isinstance(outs, Sequence) or len(outs) != needed:
+        raise invalid(f"out must be a list of {needed} arrays", "give one array for each ref")
+    return [check_out(array) for array in outs]
+
+
+def check_array(shape: object, dtype: Any) -> Leaf:
+    """What `create` is asked for, as a leaf that numpy can make."""
+    extents = _extents(shape)
+    try:
+        leaf = Leaf(describe_dtype(np.dtype(dtype)), extents)
+    except Exception as error:  # numpy raises many kinds, and runs code of what it is given
+        raise invalid(
+            f"{_shown(dtype)} is not a dtype for objects: {str(error)[:_SHOWN]}", "give a numeric dtype"
+        ) from error
+    size = leaf.numpy_dtype().itemsize
+    for extent in extents:
+        size *= max(extent, 1)  # numpy bounds empty arrays too
+        if size >= MAX_BYTES:
+            raise invalid(f"{leaf} has more bytes than any object can have", "make it smaller")
+    return leaf
+
+
+def _extents(shape: object) -> tuple[int, ...]:
+    if is_whole(shape):
+        given: Sequence[Any] = (shape,)
+    elif isinstance(shape, np.ndarray) and shape.ndim == 1:
+        given = shape[: SAFE_DIMENSIONS + 1].tolist()
+    elif isinstance(shape, Sequence) and not isinstance(shape, str | bytes | bytearray | memoryview):
+        given = shape
+    else:
+        raise invalid(f"a shape is a whole number or a list of them, not {_shown(shape)}", _SHAPE_REMEDY)
+    if len(given) > SAFE_DIMENSIONS:
+        raise invalid(f"a shape has at most {SAFE_DIMENSIONS} dimensions, and this one more", _SHAPE_REMEDY)
+    for extent in given:
+        if not is_whole(extent) or not 0 <= extent < MAX_BYTES:
+            raise invalid(f"{_shown(extent)} cannot be an extent of a shape", _SHAPE_REMEDY)
+    return tuple(int(extent) for extent in given)
+
+
+_SHAPE_REMEDY = "give a shape such as 1000 or (1000, 3)"
+_SHOWN = 80
+
+
+def _shown(value: object) -> str:
+    """For an error text: short, whatever it is."""
+    if isinstance(value, str | bytes | bytearray):
+        value = value[:_SHOWN]
+    elif isinstance(value, int) and abs(value) >= MAX_BYTES:
+        return "an int of more than 62 bits"
+    elif not isinstance(value, int | float | np.generic):
+        return f"a {type(value).__name__}"
+    return f"the {type(value).__name__} {value!r}"[:_SHOWN]
+
+
+def operation(op: object) -> Operation:
+    try:
+        return Operation(str(op))
+    except ValueError:
+        known = ", ".join(operation.value for operation in Operation)
+        raise invalid(f"{op!r} is no operation", f"use one of {known}") from None

@@ -1,0 +1,574 @@
+"""The worker's client: calls on the caller's own thread, values on mapped memory, and what is given back in the end.
+
+Calls go to the host's agent; only a get of a single object asks the directory first, which may have it (see
+`direct_lookup`). Every thread has a connection of its own to the agent, and every event loop (see `loop_calls`). Which
+mappings are gone is said before every request (see `releases`), and by one more connection, in the background, while no
+call is made. That one hears which of this process's old mappings will not be used again; its end tells the agent that
+this process is gone. A child made by fork has none of this: its copies of the sockets are closed, and it must begin
+anew.
+"""
+
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.objects.kernels import Bytes
+from hoplite_ucx.runtime.objects.values import Encoded
+from hoplite_ucx.runtime.worker.calls import Steps
+from hoplite_ucx.runtime.worker.connection import Connection, over
+from hoplite_ucx.runtime.worker.direct_lookup import Reader
+from hoplite_ucx.runtime.worker.releases import Releases
+from hoplite_ucx.transports import shm
+from hoplite_ucx.transports.wire.handshake import Identity
+
+GRACE = Settings().suspicion + 1.0
+"""How much later than the caller's time limit the agent's word may come: at the limit it asks the directory what it
+knows, and waits that long for the answer."""
+LONGEST_POLL = 300.0
+"""A get that asks once does not wait for a producer; what is there is fetched, within this time."""
+_DIRECTORY_SECONDS = 5.0
+_MANY_RELEASES = 64
+"""With so many, the agent is asked whether it has heard of them; fewer wait for the reply to the next call."""
+AT_ONCE = 128
+"""Gets of one call that are open at the same time: so much may wait in the agent for a client that is slow to read."""
+
+
+R = TypeVar("R")
+
+
+class Client:
+    def __init__(self, name: str, remedy: str | None = None) -> None:
+        """The name is that of the agent's socket; the remedy is what users are told when the agent is gone."""
+        self._name = name
+        self._identity = os.urandom(16)
+        self._pid = os.getpid()
+        self._local = threading.local()
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Connection] = weakref.WeakSet()
+        """Those that event loops watch, and close themselves."""
+        self._lock = threading.Lock()
+        self._closed = False
+        self._mine: dict[int, Bytes] = {}
+        """Memory that this process filled and may fill again, by its number."""
+        self._held: set[int] = set()
+        """The pins that came, of mappings that are not gone yet."""
+        self._releases = Releases()
+        self._asked_about: Mapping[int, int] | None = None
+        """The releases that the agent was asked about in the background."""
+        self._background = Connection(name, self._identity, background=True, remedy=remedy)
+        self.greeting = self._background.greeting
+        me = Identity(int.from_bytes(self._identity[:8]), b"", self.greeting.cluster.encode())
+        self.reader = Reader(me, self._directory_at)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Views that outlive everything else still poke: a number that was closed could be the user's file by then.
+        weakref.finalize(self, os.close, self._wake).atexit = False
+        self._janitor = threading.Thread(target=self._run_janitor, name="hoplite-janitor", daemon=True)
+        self._janitor.start()
+        _clients.add(self)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        _clients.discard(self)
+        if os.getpid() == self._pid:
+            self._poke()
+            self._janitor.join(2.0)
+            self.reader.close()
+        for connection in [*self._connections, *self._watched]:
+            connection.end()
+        for connection in list(self._connections):
+            if not connection.in_use:  # else whoever uses it hears of the end, and closes it
+                connection.close()
+        self._background.close()
+        self._mine.clear()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
+        """Returns whether the ref had an object already, which stays. A `fresh` ref was made for this put."""
+        deadline = give_up_at(timeout)
+        connection = self._connection(deadline)
+        self.reader.is_near(ref)
+        call = connection.next_call()
+        small = encoded.size <= self.greeting.small_limit
+        data = encoded.to_bytes() if small else None
+        with _Calls(connection, {call}):
+            left = left_until(deadline)
+            request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh)
+            connection.send_frames(self.with_releases(connection, call, request), deadline)
+            if not small:
+                memory = self._mine[self._space(connection, call, deadline)].data
+                for watermark in encoded.copy_into(memory):
+                    connection.send(wire.PutProgress(call, watermark), deadline)
+                connection.send(wire.PutEnd(call), deadline)
+            reply = self._reply(connection, {call}, deadline)
+        assert isinstance(reply, wire.Stored)
+        return reply.existing
+
+    def put_small(self, puts: Sequence[tuple[bytes, Encoded]], timeout: float | None, *, fresh: bool) -> None:
+        """Objects that go to the agent by copy, many at the same time. If one fails, the others may be put or not."""
+        for ref, _ in puts:
+            self.reader.is_near(ref)
+        self._ask_many([partial(_small_put, ref, encoded, fresh) for ref, encoded in puts], timeout)
+
+    def begin_put(self, ref: bytes, size: int, layout: bytes, timeout: float | None) -> "OpenPut":
+        """Memory to fill by hand, for an object that is too large to be sent by copy."""
+        allowance = Allowance(timeout)
+        with allowance.spend() as deadline:
+            connection = self._connect(self._connections, deadline)
+            connection.in_use = True
+            self.reader.is_near(ref)
+            call = connection.next_call()
+            try:
+                left = left_until(deadline)
+                request = wire.PutRequest(call, ref, size, layout, None, left, by_hand=True)
+                connection.send_frames(self.with_releases(connection, call, request), deadline)
+                space = self._reply(connection, {call}, deadline)
+                assert isinstance(space, wire.Space)
+                workspace = self._workspace(connection, space)
+            except BaseException:
+                connection.close()
+                raise
+        give_up = partial(self._release, space.pin, self._releases.forks)
+        return OpenPut(self, connection, call, workspace, size, allowance, give_up)
+
+    def get(self, refs: Sequence[bytes], timeout: float | None) -> list[tuple[memoryview, bytes]]:
+        """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
+        if len(refs) == 1:
+            return [self.get_one(refs[0], timeout)]
+        once = timeout == 0
+        found: dict[int, tuple[memoryview, bytes]] = {}
+
+        def take(place: int, reply: wire.Reply, connection: Connection) -> None:
+            assert isinstance(reply, wire.Value)
+            found[place] = (self.open_value(connection, reply), reply.layout)
+
+        limit = LONGEST_POLL if once else timeout
+        self._ask_many([partial(_single_get, ref, once) for ref in refs], limit, take, hurried=once)
+        return [found[index] for index in range(len(refs))]
+
+    def get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
+        began = time.monotonic()
+        once = timeout == 0
+        connection = self._connection(None if timeout is None else began + timeout + GRACE)
+        limit = LONGEST_POLL if once else timeout
+        if (found := self.reader.look(ref, limit)) is not None:
+            return memoryview(found.data), found.layout
+        left = None if limit is None else max(0.0, limit - (time.monotonic() - began))
+        deadline = None if limit is None else began + limit + GRACE
+        call = connection.next_call()
+        with _Calls(connection, {call}):  # until its descriptor is taken: the next get must not find it
+            request = wire.GetRequest(call, ref, left, once)
+            connection.send_frames(self.with_releases(connection, call, request), deadline)
+            reply = self._reply(connection, {call}, deadline, hurried=once)
+            assert isinstance(reply, wire.Value)
+            memory = self.open_value(connection, reply)
+        self.reader.agent_gave(ref, large=reply.size > self.greeting.inline_limit)
+        return memory, reply.layout
+
+    def carry_out(self, steps: Steps[R]) -> R:
+        """Ask what these steps want to know, one question after the other."""
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(self._ask(question.request, question.timeout))
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    def status(self, timeout: float = 5.0, *, history: bool = False) -> dict[str, Any]:
+        reply = self._ask(lambda call, _: wire.StatusRequest(call, history), timeout)
+        assert isinstance(reply, wire.Report)
+        return reply.status
+
+    # --- connections -------------------------------------------------------------------------------------------
+
+    def _directory_at(self) -> wire.DirectoryAt:
+        reply = self._ask(lambda call, _: wire.DirectoryRequest(call), _DIRECTORY_SECONDS)
+        assert isinstance(reply, wire.DirectoryAt)
+        return reply
+
+    def _connection(self, deadline: float | None) -> Connection:
+        """This thread's connection; another one for a call in the middle of a call, as signal handlers and finalizers
+        make them: the two would read each other's replies."""
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is None or connection.broken or self._closed or self._pid != os.getpid():
+            connection = self._local.connection = self._connect(self._connections, deadline)
+        elif connection.in_use:
+            connection = self._connect(self._connections, deadline)
+        return connection
+
+    def connect_watched(self) -> Connection:
+        """A connection for an event loop, which alone reads, writes and closes it, and knows who waits for it."""
+        return self._connect(self._watched)
+
+    def _connect(self, among: weakref.WeakSet[Connection], deadline: float | None = None) -> Connection:
+        self.check_open()
+        remedy = self._background.remedy
+        connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=remedy)
+        among.add(connection)
+        if self._closed:  # meanwhile
+            connection.end()
+        return connection
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise over()
+        if self._pid != os.getpid():
+            raise forked()
+
+    def _ask(self, make: Callable[[int, float | None], wire.Request], timeout: float | None) -> wire.Reply:
+        deadline = give_up_at(timeout)
+        connection = self._connection(deadline)
+        call = connection.next_call()
+        with _Calls(connection, {call}):
+            request = make(call, left_until(deadline))
+            connection.send_frames(self.with_releases(connection, call, request), deadline)
+            return self._reply(connection, {call}, deadline)
+
+    def _ask_many(
+        self,
+        requests: Sequence[Callable[[int, float | None], wire.Request]],
+        timeout: float | None,
+        take: Callable[[int, wire.Reply, Connection], None] = lambda *_: None,
+        *,
+        hurried: bool = False,
+    ) -> None:
+        """Ask all of this, much of it at the same time, not all of very much. Requests are made when they are sent, of
+        the number of the call and the time that is left; `take` has the place of what was asked, and the reply."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        deadline = None if ends is None else ends + GRACE
+        connection = self._connection(give_up_at(0.0) if hurried else deadline)
+        places: dict[int, int] = {}
+        pending: set[int] = set()
+        with _Calls(connection, pending):
+            while pending or len(places) < len(requests):
+                while len(places) < len(requests) and len(pending) < AT_ONCE:
+                    left = None if ends is None else max(0.0, ends - time.monotonic())
+                    call = connection.next_call()
+                    request = requests[len(places)](call, left)
+                    connection.send_frames(self.with_releases(connection, call, request), deadline)
+                    places[call] = len(places)
+                    pending.add(call)
+                reply = self._reply(connection, pending, deadline, hurried=hurried)
+                assert isinstance(reply, wire.Value | wire.Stored)
+                pending.discard(reply.call)
+                take(places[reply.call], reply, connection)
+
+    def _reply(
+        self, connection: Connection, calls: set[int], deadline: float | None, *, hurried: bool = False
+    ) -> wire.Reply:
+        """The next reply to one of these calls. What belongs to calls that were given up is thrown away."""
+        while True:
+            reply = connection.receive(deadline, hurried=hurried)
+            number = self.number_of(connection, reply)
+            if number not in calls:
+                self.discard(connection, reply)
+            elif isinstance(reply, wire.Refused):
+                calls.discard(reply.call)
+                raise reply.failure.exception()
+            else:
+                return reply
+
+    def number_of(self, connection: Connection, reply: wire.Reply) -> int | None:
+        """The call that a reply is about. It shows that the agent has heard what was said before that call's request;
+        to be asked once for every reply."""
+        number = getattr(reply, "call", None)
+        if connection.carried is not None and number is not None and number >= connection.carried[0]:
+            self._releases.heard(connection.carried[1])
+            connection.carried = None
+        return number
+
+    def discard(self, connection: Connection, reply: wire.Reply) -> None:
+        if isinstance(reply, wire.Value) and reply.pin:
+            os.close(connection.take_fd())
+            self._release(reply.pin, self._releases.forks)
+        elif isinstance(reply, wire.Space) and not reply.known:
+            os.close(connection.take_fd())
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def _space(self, connection: Connection, call: int, deadline: float | None) -> int:
+        """The number of the memory for a put's bytes."""
+        space = self._reply(connection, {call}, deadline)
+        assert isinstance(space, wire.Space)
+        if not space.known:
+            fd = connection.take_fd()
+            try:
+                self._mine[space.backing] = shm.map_writable(fd, space.capacity)
+            except OSError as error:
+                raise _no_memory(error) from error
+            finally:
+                os.close(fd)
+        return space.backing
+
+    def _workspace(self, connection: Connection, space: wire.Space) -> shm.Workspace:
+        fd = connection.take_fd()
+        try:
+            array = self._mine.pop(space.backing) if space.known else shm.map_writable(fd, space.capacity)
+        except OSError as error:
+            os.close(fd)
+            raise _no_memory(error) from error
+        return shm.Workspace(fd, array)
+
+    def open_value(self, connection: Connection, value: wire.Value) -> memoryview:
+        """The memory of what was got. To be called in the order of the replies, as their descriptors come."""
+        if value.data is not None:
+            return memoryview(value.data)
+        self._held.add(value.pin)
+        fd = connection.take_fd()
+        give_back = partial(self._release, value.pin, self._releases.forks)
+        try:
+            return shm.map_read_only(fd, value.capacity, give_back)[: value.size]
+        except OSError as error:
+            give_back()
+            raise _no_memory(error) from error
+        finally:
+            os.close(fd)
+
+    def _release(self, pin: int, forks: int) -> None:
+        """A mapping is gone, wherever its last view died, or a draft: the next call tells the agent, or another
+        thread."""
+        if os.getpid() == self._pid and not self._closed:
+            self._held.discard(pin)
+            self._releases.add(pin, forks)
+            self._poke()
+
+    def with_releases(self, connection: Connection, call: int, request: wire.Request) -> bytes:
+        """A call's request as it is sent: the call may need what was released before it."""
+        pins = self._releases.unheard()
+        if not pins:
+            return wire.frame(request)
+        gone_before = connection.carried[1] if connection.carried is not None else {}
+        new = {pin: forks for pin, forks in pins.items() if pin not in gone_before}
+        if not new:
+            return wire.frame(request)
+        frames = wire.frame(self._releases.message(new)) + wire.frame(request)
+        connection.carried = (call, pins)
+        return frames
+
+    def _poke(self) -> None:
+        with suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    # --- in the background -------------------------------------------------------------------------------------
+
+    def _run_janitor(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._background, select.POLLIN)
+        try:
+            while not self._closed:
+                ready = {fd for fd, _ in poll.poll()}
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                    self._tell_releases()
+                if self._background.fileno() in ready:
+                    for reply in self._background.read_ready() or ():
+                        self._hear(reply)
+        except HopliteError:
+            self.reader.close()  # the agent is gone; whoever calls next hears of it
+
+    def _hear(self, reply: wire.Reply) -> None:
+        if isinstance(reply, wire.Forget):
+            self._mine.pop(reply.backing, None)
+        elif isinstance(reply, wire.Doubtful):  # a connection that is closed is read no more: what came of it is held
+            for pin in reply.pins:
+                if pin not in self._held:
+                    self._releases.add(pin, self._releases.forks)
+            self._tell_releases()
+        elif isinstance(reply, wire.Done) and self._asked_about is not None:
+            self._releases.heard(self._asked_about)
+            self._asked_about = None
+            self._tell_releases()  # there may be as many again
+
+    def _tell_releases(self) -> None:
+        pins = self._releases.untold()
+        if pins:
+            self._background.send(self._releases.message(pins))
+        unheard = self._releases.unheard()
+        if len(unheard) >= _MANY_RELEASES and self._asked_about is None:
+            self._asked_about = unheard
+            self._background.send(wire.Ping(self._background.next_call()))
+
+    # --- forks -------------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        self._releases.forks += 1
+
+    def after_fork_in_child(self) -> None:
+        for connection in [*self._connections, *self._watched, self._background]:
+            with suppress(OSError):
+                connection.close()
+        self.reader.after_fork_in_child()
+
+
+class Allowance:
+    """The time that the agent may take for all steps of one put; what its user does in between does not count."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.left = seconds
+
+    @contextmanager
+    def spend(self) -> Iterator[float | None]:
+        """While the agent is waited for: the moment at which to give up."""
+        began = time.monotonic()
+        try:
+            yield give_up_at(self.left)
+        finally:
+            if self.left is not None:
+                self.left = max(0.0, self.left - (time.monotonic() - began))
+
+
+class OpenPut:
+    """A put that the user fills by hand, on a connection of its own. What the agent was told of cannot be changed by
+    views that the user still has: it is made private first."""
+
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        call: int,
+        workspace: shm.Workspace,
+        size: int,
+        allowance: Allowance,
+        give_up: Callable[[], None],
+    ) -> None:
+        """`give_up` lets the agent know before the next call, which may need the memory."""
+        self._client = client
+        self._connection = connection
+        self._call = call
+        self._workspace: shm.Workspace | None = workspace
+        self._size = size
+        self._allowance = allowance
+        self._give_up = give_up
+        self.memory = workspace.array.data[:size]
+
+    @property
+    def left(self) -> float | None:
+        """Of the time that the agent may take."""
+        return self._allowance.left
+
+    def advance(self, watermark: int) -> None:
+        """What is less than a page is told of later."""
+        final = min(self._settle(watermark), self._size)
+        with self._allowance.spend() as deadline:
+            self._connection.send(wire.PutProgress(self._call, final), deadline)
+
+    def finish(self) -> bool:
+        try:
+            self._settle(self._size)
+            with self._allowance.spend() as deadline:
+                self._connection.send(wire.PutEnd(self._call), deadline)
+                reply = self._client._reply(self._connection, {self._call}, deadline)
+        finally:
+            self._close()
+        assert isinstance(reply, wire.Stored)
+        return reply.existing
+
+    def abort(self) -> None:
+        """Nothing was put. The memory stays for its user, but not in the store."""
+        self._close()
+        self._give_up()
+
+    def _close(self) -> None:
+        self._connection.close()
+        self._workspace = None  # and with it the descriptor
+
+    def _settle(self, watermark: int) -> int:
+        self._client.check_open()
+        workspace = self._workspace
+        if workspace is None:
+            raise closed("this put has ended", "create another draft")
+        try:
+            return workspace.settle(len(workspace.array) if watermark == self._size else watermark)
+        except OSError as error:
+            raise _no_memory(error) from error
+
+
+class _Calls:
+    """While calls are open. If one fails, the agent is told to forget the others; if the caller is interrupted, nobody
+    knows how far the conversation has come, and the connection is given up."""
+
+    def __init__(self, connection: Connection, calls: set[int]) -> None:
+        self._connection = connection
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        self._connection.in_use = True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None and not self._connection.broken:
+            self._end(error)
+        self._connection.in_use = False
+
+    def _end(self, error: BaseException) -> None:
+        if not isinstance(error, HopliteError):
+            self._connection.close()
+            return
+        with suppress(HopliteError):
+            for call in self._calls:
+                self._connection.send(wire.Cancel(call), time.monotonic() + GRACE)
+
+
+def _small_put(ref: bytes, encoded: Encoded, fresh: bool, call: int, timeout: float | None) -> wire.Request:
+    return wire.PutRequest(call, ref, encoded.size, encoded.layout, encoded.to_bytes(), timeout, fresh)
+
+
+def _single_get(ref: bytes, once: bool, call: int, timeout: float | None) -> wire.Request:
+    return wire.GetRequest(call, ref, timeout, once)
+
+
+def give_up_at(timeout: float | None) -> float | None:
+    """The moment at which a call with this time limit ends, whatever the agent does."""
+    return None if timeout is None else time.monotonic() + timeout + GRACE
+
+
+def left_until(deadline: float | None) -> float | None:
+    """Of a caller's time, what the agent may still take."""
+    return None if deadline is None else max(0.0, deadline - GRACE - time.monotonic())
+
+
+def closed(detail: str, remedy: str) -> HopliteError:
+    return Failure(FailureKind.CLOSED, detail, remedy).exception()
+
+
+def forked() -> HopliteError:
+    detail = "this process was forked from one that uses hoplite, and cannot share its connections"
+    return closed(detail, "call init() or connect() in the child, or start it with the 'spawn' method")
+
+
+def _no_memory(error: OSError) -> HopliteError:
+    remedy = "drop arrays that came from get, or raise RLIMIT_NOFILE and vm.max_map_count"
+    return Failure(FailureKind.STORE_FULL, f"memory could not be mapped: {error}", remedy).exception()
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for client in list(_clients):
+        client.before_fork()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client.after_fork_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,251 @@
+"""A worker's connection to its agent: blocking, for one thread at a time, and never without an end.
+
+A call has a moment at which its caller gives up, whatever it waits for: to be greeted, to send, to hear the reply. An
+agent that lets it pass is late, which is a `GetTimeoutError`: it may be busy, or stopped for a while. A caller without
+such a moment hears within twice `QUIET` whether the agent still answers. One that is gone, or was asked and says
+nothing, is a `ClosedError`. The connection is of no use after any of them.
+"""
+
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local.remedies import start_again
+from hoplite_ucx.transports import shm
+
+QUIET = 10.0
+HURRY = 0.75
+"""The same for a caller that asks once (`timeout=0`): an agent that answers a ping may take its time for the rest."""
+_LOOK_EVERY = 0.25
+_QUEUE_SECONDS = 0.25
+_RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
+_FD = struct.Struct("i")
+_TIMEVAL = struct.Struct("ll")
+_ROOM_FOR_FDS = socket.CMSG_SPACE(64 * _FD.size)
+# As plain numbers: what enumerations do with every "&" takes longer than the system call.
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED = int(socket.MSG_CTRUNC)
+_DONTWAIT = int(socket.MSG_DONTWAIT)
+
+PING = 0
+"""The call number of pings; calls count from one."""
+
+
+class Connection:
+    def __init__(
+        self,
+        name: str,
+        worker: bytes,
+        *,
+        background: bool,
+        deadline: float | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        """The remedy is what users are told when the agent is gone; by default, how to start it again."""
+        self.remedy = remedy or "look whether it was killed, and start it again"
+        self._ended = False
+        try:
+            self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise _no_descriptor() from error
+        self._frames = wire.Frames()
+        self._replies: deque[wire.Reply] = deque()
+        self._fds: deque[int] = deque()
+        self._next = PING
+        self.broken = False
+        self.in_use = False
+        """A call is open, and whoever made it will read the next reply."""
+        self.carried: tuple[int, Mapping[int, int]] | None = None
+        """The releases that went before a call's request, and that call: heard when it or a later one is answered."""
+        try:
+            self._reach(name)
+            self.send(wire.Hello(wire.WIRE, worker, background), deadline)
+            greeting = self.receive(deadline, asked=True)
+        except BaseException:
+            sock.close()
+            raise
+        if isinstance(greeting, wire.Refused):
+            sock.close()
+            raise greeting.failure.exception()
+        if not isinstance(greeting, wire.Greeting):
+            sock.close()
+            raise self._gone("the agent does not greet")
+        self.greeting = greeting
+        self.remedy = remedy or start_again(greeting)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def next_call(self) -> int:
+        self._next += 1
+        return self._next
+
+    def send(self, request: wire.Request, deadline: float | None = None) -> None:
+        self.send_frames(wire.frame(request), deadline)
+
+    def send_frames(self, unsent: bytes, deadline: float | None) -> None:
+        while unsent := unsent[self.send_some(unsent) :]:
+            self._await_room(deadline)
+
+    def send_some(self, data: bytes | bytearray) -> int:
+        """As much as goes at once."""
+        try:
+            return self._sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.close()
+            raise self._gone(f"the agent is gone: {error}") from error
+
+    def receive(self, deadline: float | None, *, asked: bool = False, hurried: bool = False) -> wire.Reply:
+        """The next reply. What has come is heard, however late, and nothing must come for two looks on end: this
+        process itself may have been stopped all the while. Who was `asked` owes an answer at once. A `hurried` caller
+        asks soon whether the agent is there."""
+        patience = HURRY if hurried else QUIET
+        quiet_since = None
+        pinged = time.monotonic() if asked else None
+        while not self._replies:
+            if self._read():
+                quiet_since = pinged = None
+                continue
+            now = time.monotonic()
+            if quiet_since is None:
+                quiet_since = now
+            elif deadline is not None and now >= deadline:
+                self.close()
+                raise late()
+            elif pinged is not None and now - pinged >= patience:
+                self.close()
+                raise late() if hurried else self.silent()
+            elif pinged is None and now - quiet_since >= patience:  # only who was asked can be silent
+                self.send(wire.Ping(PING), deadline)
+                pinged = now
+        return self._replies.popleft()
+
+    def read_ready(self) -> list[wire.Reply] | None:
+        """What has come by now, perhaps no whole reply; None if nothing has. It does not wait."""
+        if not self._read(_DONTWAIT):
+            return None
+        replies = list(self._replies)
+        self._replies.clear()
+        return replies
+
+    def has_error(self) -> bool:
+        """It broke: there may be more to be read, but nothing will come."""
+        return not self.broken and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+    def take_fd(self) -> int:
+        return self._fds.popleft()
+
+    def close(self) -> None:
+        self.broken = True
+        self._sock.close()
+        while self._fds:
+            os.close(self._fds.popleft())
+
+    def end(self) -> None:
+        """The runtime is shut down. Whoever reads or watches it finds that it is over, and closes it."""
+        self._ended = True
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def silent(self) -> HopliteError:
+        return self._gone("the agent does not answer")
+
+    def _gone(self, detail: str) -> HopliteError:
+        return over() if self._ended else Failure(FailureKind.CLOSED, detail, self.remedy).exception()
+
+    def __del__(self) -> None:
+        """A thread that ends leaves its connection behind."""
+        with suppress(AttributeError):
+            self._sock.close()
+
+    def _reach(self, name: str) -> None:
+        try:
+            # The kernel keeps this limit: Python's own would cost two more system calls for every message.
+            limit = _TIMEVAL.pack(0, int(_LOOK_EVERY * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            _dial(self._sock, name)
+            uid = shm.peer_uid(self._sock)
+        except OSError as error:
+            raise self._gone(f"no agent answers: {error}") from error
+        if uid != os.getuid():
+            raise self._gone("another user's process answers under this agent's name")
+
+    def _await_room(self, deadline: float | None) -> None:
+        """Until the agent has taken some of what was sent."""
+        patience = QUIET if deadline is None else min(QUIET, max(0.0, deadline - time.monotonic()))
+        room = select.poll()
+        room.register(self._sock, select.POLLOUT)
+        if not room.poll(1e3 * patience):
+            self.close()
+            raise self.silent() if patience == QUIET else late()
+
+    def _read(self, flags: int = 0) -> bool:
+        """Read what there is; False if nothing came for a moment."""
+        try:
+            data, beside, came, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, _CLOEXEC | flags)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.close()
+            raise self._gone(f"the agent is gone: {error}") from error
+        for level, kind, content in beside:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(_FD.unpack_from(content, at)[0] for at in range(0, len(content), _FD.size))
+        if came & _TRUNCATED:
+            self.close()
+            raise _no_descriptor()
+        if not data:
+            self.close()
+            raise self._gone("the agent is gone")
+        try:
+            for frame in self._frames.feed(data):
+                reply = wire.decode_reply(frame)
+                if not _is_pong(reply):
+                    self._replies.append(reply)
+        except HopliteError:
+            self.close()
+            raise
+        return True
+
+
+def _dial(sock: socket.socket, name: str) -> None:
+    """Connect; an agent's queue may be full for a moment, but who took its name may never empty it."""
+    deadline = time.monotonic() + _QUEUE_SECONDS
+    sock.setblocking(False)
+    while True:
+        try:
+            sock.connect(os.fsencode(name))
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+    sock.setblocking(True)
+
+
+def late() -> HopliteError:
+    detail = "the agent of this host did not answer in time"
+    remedy = "give the call more time, or look whether the agent is overloaded or stopped"
+    return Failure(FailureKind.TIMEOUT, detail, remedy).exception()
+
+
+def over() -> HopliteError:
+    return Failure(FailureKind.CLOSED, "the runtime was shut down", "call init() again").exception()
+
+
+def _no_descriptor() -> HopliteError:
+    detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"
+    return Failure(FailureKind.STORE_FULL, detail, remedy).exception()
+
+
+def _is_pong(reply: wire.Reply) -> bool:
+    return isinstance(reply, wire.Done) and reply.call == PING

@@ -1,0 +1,170 @@
+"""The cluster of this process that the functions of `hoplite_ucx` use, and how one finds it, or another one."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from hoplite_ucx.runtime.host.memory import store_limit
+from hoplite_ucx.runtime.launch import cluster as clusters
+from hoplite_ucx.runtime.launch.cluster import Attachment
+from hoplite_ucx.runtime.launch.tokens import read_token_file
+from hoplite_ucx.runtime.worker.api import Cluster
+from hoplite_ucx.runtime.worker.checks import check_memory, check_path, check_text, invalid
+from hoplite_ucx.runtime.worker.client import Client
+from hoplite_ucx.runtime.worker.membership import Membership
+from hoplite_ucx.transports import configuration
+
+
+class _Default(Membership):
+    """Wherever it is unpickled, it is that process's own: functions of `hoplite_ucx` can be sent anywhere."""
+
+    def __reduce__(self) -> tuple[Callable[[], Membership], tuple[()]]:
+        return _default, ()
+
+
+def _default() -> Membership:
+    return membership
+
+
+membership = _Default("hoplite is not initialised in this process", "call hoplite.init() first")
+default = Cluster(membership)
+
+
+def init(
+    address: str | None = None,
+    *,
+    memory: int | str | None = None,
+    agent: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> Cluster:
+    """Make this process part of a cluster, which every function of `hoplite_ucx` uses, and which is returned too.
+
+    Without an address (and without `HOPLITE_ADDRESS`) a private cluster is started on loopback, which ends with this
+    process, and which the processes started from here join. `memory` limits its store, as bytes or as a text such as
+    "4GiB"; `config` is a file as in `HOPLITE_CONFIG`, for its links; `token`, or the one in `token_file`, is its secret
+    instead of a random one.
+
+    With an address, the agent that runs on this host for the cluster at that address is used; `agent` names it where a
+    host runs several. The agent lets its own user in without a token; one that is given must be the cluster's.
+
+    Raises `InvalidRequestError` for what cannot be meant, before anything is started, and `ClosedError` if there is no
+    such agent, or it does not answer.
+    """
+
+    def attach() -> Attachment:
+        attachment = find()
+        attachment.export()
+        return attachment
+
+    find = _way_to(address, memory, agent, token, token_file, config)
+    membership.begin(attach)
+    return default
+
+
+def connect(
+    address: str | None = None,
+    *,
+    memory: int | str | None = None,
+    agent: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> Cluster:
+    """Another cluster for this process, besides that of `init`, with the same calls as methods.
+
+    The arguments and errors are those of `init`. Without an address (and without a `HOPLITE_ADDRESS` that was set from
+    outside) a private cluster is started; the processes started from here do not join it by themselves, but can connect
+    to its `address`.
+    """
+    other = Membership("this cluster was closed", "call hoplite.connect() again")
+    other.begin(_way_to(address, memory, agent, token, token_file, config))
+    return Cluster(other)
+
+
+def shutdown() -> None:
+    """Leave the cluster; an embedded one ends. Arrays that came from `get` stay valid. Harmless if there is none."""
+    membership.end()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called in this process, and `shutdown` was not."""
+    return membership.attachment is not None
+
+
+def cluster() -> Cluster:
+    """The cluster that `init` made this process part of: its address, its id, this host's agent."""
+    client()  # or the error that there is none
+    return default
+
+
+def client() -> Client:
+    """The client of this process."""
+    return membership.client
+
+
+def _way_to(
+    address: str | None,
+    memory: int | str | None,
+    agent: str | None,
+    token: str | None,
+    token_file: str | os.PathLike[str] | None,
+    config: str | os.PathLike[str] | None,
+) -> Callable[[], Attachment]:
+    """Checks everything, and starts nothing yet."""
+    check_text("address", address, "write host:port, such as head:7777")
+    check_text("agent", agent, "give its name, as `hoplite status` shows it")
+    limit = check_memory(memory)
+    secret = _token(token, token_file)
+    variables = _variables(config)
+    where = address if address is not None else _from_outside(clusters.ADDRESS)
+    if where is None:
+        if agent is not None:
+            raise invalid("agent is for a cluster that runs already", "give its address, too")
+        return partial(clusters.start_embedded, store_limit(limit), secret, variables)
+    if memory is not None:
+        raise invalid("memory is for a private cluster", "give it to `hoplite start --memory` instead")
+    if config is not None:
+        raise invalid("config is for a private cluster", "set HOPLITE_CONFIG for `hoplite start` instead")
+    if agent is None and _from_outside(clusters.ADDRESS) in (None, where):  # else it is one of another cluster
+        agent = _from_outside(clusters.AGENT)
+    return partial(clusters.join, where, agent, secret)
+
+
+def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> bytes | None:
+    check_text("token", token, "give the cluster's secret")
+    path = check_path("token_file", token_file)
+    if token is not None and path is not None:
+        raise invalid("token and token_file are given both", "give one of them")
+    if path is not None:
+        return read_token_file(Path(path))
+    if token is None:
+        return None
+    try:
+        secret = os.fsencode(token.strip())
+    except UnicodeEncodeError:
+        secret = b""
+    if not secret or b"\0" in secret:
+        raise invalid("the token is not one that a variable could hold, or blank", "give the cluster's secret")
+    return secret
+
+
+def _variables(config: str | os.PathLike[str] | None) -> dict[str, str]:
+    path = check_path("config", config)
+    if path is None:
+        return {}
+    whole = os.path.abspath(path)
+    try:
+        configuration.load(Path(whole))
+    except configuration.ConfigurationError as error:
+        raise invalid(error.detail, error.remedy) from error
+    return {configuration.CONFIG: whole}
+
+
+def _from_outside(name: str) -> str | None:
+    """A variable as it was before this process set it for those that it starts."""
+    attachment = membership.attachment
+    hidden = attachment.hidden if attachment is not None else {}
+    return (hidden[name] if name in hidden else os.environ.get(name)) or None

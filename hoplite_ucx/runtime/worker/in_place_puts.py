@@ -1,0 +1,121 @@
+"""Objects that users fill in place, in memory of the store: a put without a copy."""
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.objects.layouts import Array, ArrayLayout, encode_layout
+from hoplite_ucx.runtime.worker.checks import about, check_array, check_timeout, invalid, optional_ref
+from hoplite_ucx.runtime.worker.client import OpenPut
+from hoplite_ucx.runtime.worker.membership import Membership
+from hoplite_ucx.runtime.worker.refs import ObjectRef
+from hoplite_ucx.runtime.worker.scopes import note_made
+
+
+class Draft:
+    """An object being filled: write into `array`, then `seal()`.
+
+    In a `with` block it is sealed at the end, or given up if the block fails.
+    """
+
+    def __init__(
+        self, of: Membership, ref: ObjectRef, array: Array, put: OpenPut | None, timeout: float | None
+    ) -> None:
+        """An array without an open put is small, and goes to the agent by copy when it is sealed."""
+        self._of = of
+        self.ref = ref
+        self.array = array
+        self._put = put
+        self._timeout = timeout
+        self._over = False
+
+    @property
+    def timeout(self) -> float | None:
+        """What is left for the agent's answers: `create` and all that follows have one time limit together. The time
+        in which the array is filled does not count."""
+        return self._timeout if self._put is None else self._put.left
+
+    def advance(self, nbytes: int) -> None:
+        """Say that this many leading bytes are final: whoever waits for the object may have them already.
+
+        What is less than a page of memory is handed on with the next bytes, or at the end. What was handed on is safe
+        as after `seal`: nobody else sees what is written there later. If this fails, the draft is given up.
+        """
+        given: object = nbytes
+        if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= self.array.nbytes:
+            detail = f"{nbytes!r} is no number of bytes within the {self.array.nbytes} of this object"
+            raise about(invalid(detail, "count the leading bytes that are final"), self.ref)
+        self._check_open()
+        if self._put is not None:
+            try:
+                self._put.advance(nbytes)
+            except BaseException:  # if it was interrupted, nobody knows what the agent was told
+                self.abort()
+                raise
+
+    def seal(self) -> ObjectRef:
+        """Every byte is there. The array is read-only from now on.
+
+        Views of it that were made before can still be written to, but nobody else sees that: they are on pages of this
+        process alone from now on. Only a child that was forked while the draft was open still shares its memory with
+        others, and must not write to it after this.
+        """
+        self._check_open()
+        self._over = True
+        self.array.flags.writeable = False
+        if self._put is not None:
+            self._put.finish()
+        else:
+            self._of.client.put(self.ref.binary, values.encode(self.array), self.timeout)
+        return note_made(self._of, self.ref)
+
+    def abort(self) -> None:
+        """Give it up: nothing was put."""
+        if not self._over:
+            self._over = True
+            if self._put is not None:
+                self._put.abort()
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise about(invalid("it was sealed or given up already", "create another one"), self.ref)
+
+    def __enter__(self) -> "Draft":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self.abort()
+        elif not self._over:
+            self.seal()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.abort()
+
+
+def open_draft(
+    of: Membership, shape: int | Sequence[int], dtype: npt.DTypeLike, ref: ObjectRef | None, timeout: float | None
+) -> Draft:
+    ours = of.client
+    seconds = check_timeout(timeout)
+    name = optional_ref(ref)
+    try:
+        leaf = check_array(shape, dtype)
+    except HopliteError as error:
+        raise about(error, name) from error
+    size = leaf.nbytes()
+    if size <= ours.greeting.small_limit:
+        return Draft(of, name, np.zeros(leaf.shape, leaf.numpy_dtype()), None, seconds)
+    open_put = ours.begin_put(name.binary, size, encode_layout(ArrayLayout(leaf)), seconds)
+    return Draft(of, name, leaf.on(open_put.memory), open_put, seconds)
+
+
+def one_draft(draft: object) -> Draft:
+    if not isinstance(draft, Draft):
+        raise invalid(f"seal takes what create returned, not a {type(draft).__name__}", "call create() first")
+    return draft

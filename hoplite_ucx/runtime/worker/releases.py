@@ -1,0 +1,47 @@
+"""Which mappings and drafts of this process are gone, until the agent is known to have heard of it.
+
+A call may need the memory that its caller let go of just before. So a request travels behind every release that the
+agent may not have heard of, on the request's own connection: what another connection carries may be read later. A
+reply shows that all that was sent before its request was heard. To say it twice does no harm, since every pin has a
+number of its own.
+
+Nothing here takes a lock. Arrays die on any thread, also within these very lines, in a finalizer or a signal handler;
+so what is shared is changed and copied in single steps.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from hoplite_ucx.runtime.local import wire
+
+_NOTHING: Mapping[int, int] = MappingProxyType({})
+
+
+class Releases:
+    def __init__(self) -> None:
+        self.forks = 0
+        """How often this process forked; a fork while memory is mapped gives it to the child, too."""
+        self._unheard: dict[int, int] = {}
+        """By pin, how often this process had forked when it was mapped."""
+        self._told: Mapping[int, int] = _NOTHING
+
+    def add(self, pin: int, forks: int) -> None:
+        """Also of one that was added before: what is known of it stays."""
+        self._unheard.setdefault(pin, forks)
+
+    def unheard(self) -> Mapping[int, int]:
+        """All that the agent may not have heard of."""
+        return self._unheard.copy() if self._unheard else _NOTHING
+
+    def untold(self) -> Mapping[int, int]:
+        """Of those, what was not yet among the result. Only the background's thread asks this."""
+        unheard, told = self.unheard(), self._told
+        self._told = unheard
+        return {pin: forks for pin, forks in unheard.items() if pin not in told}
+
+    def heard(self, pins: Iterable[int]) -> None:
+        for pin in pins:
+            self._unheard.pop(pin, None)
+
+    def message(self, pins: Mapping[int, int]) -> wire.Released:
+        return wire.Released(tuple((pin, forks != self.forks) for pin, forks in pins.items()))

@@ -1,0 +1,51 @@
+"""Scopes: what is made inside one is deleted when it ends."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime.worker.membership import Membership
+from hoplite_ucx.runtime.worker.refs import ObjectRef
+
+DELETE_SECONDS = 300.0
+UNDO_SECONDS = 5.0
+"""For what a call that failed has made: its caller waits for the error."""
+
+
+class _Scope(NamedTuple):
+    of: Membership
+    made: list[ObjectRef]
+
+
+_scopes: contextvars.ContextVar[tuple[_Scope, ...]] = contextvars.ContextVar("hoplite_scopes", default=())
+"""Those that this thread or task is in, the innermost last."""
+
+
+@contextlib.contextmanager
+def collect(of: Membership, made: list[ObjectRef]) -> Iterator[None]:
+    """Every ref that is made inside, in this cluster, is noted."""
+    mark = _scopes.set((*_scopes.get(), _Scope(of, made)))
+    try:
+        yield
+    finally:
+        _scopes.reset(mark)
+
+
+@contextlib.contextmanager
+def failing_too(error: BaseException) -> Iterator[None]:
+    """The user's own error is what counts: if the deletion fails as well, a note says so."""
+    try:
+        yield
+    except HopliteError as failed:
+        error.add_note(f"What was made could not be deleted: {failed}")
+
+
+def note_made(of: Membership, ref: ObjectRef) -> ObjectRef:
+    """Every ref that a call returns passes through here."""
+    for scope in reversed(_scopes.get()):
+        if scope.of is of:
+            scope.made.append(ref)
+            break
+    return ref
