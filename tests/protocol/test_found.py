@@ -6,26 +6,39 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     CallFailed,
     CancelReceive,
+    Combine,
+    CombinedBytes,
     DirectoryConnected,
     DirectoryLost,
+    Free,
     GetCall,
     Probed,
     PutCall,
     PutDone,
     PutFinished,
     Receive,
+    ReceiveClosed,
+    SendDirectory,
     SessionLost,
     Tick,
     WaitCall,
     Waited,
 )
+from hoplite_ucx.protocol.ids import short
 from hoplite_ucx.protocol.messages import (
     MAX_LAYOUT,
+    Bind,
+    CombinedInline,
+    CombineInline,
+    Completed,
     Copy,
+    Delete,
+    Drop,
     Evict,
     Failed,
     Halted,
     Heartbeat,
+    Operation,
     Place,
     Put,
     PutAccepted,
@@ -38,9 +51,11 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.placement import Nic, SenderPool
 from hoplite_ucx.protocol.settings import MIB
 from hoplite_ucx.protocol.timers import Timers
-from tests.protocol.harness import LARGE, RATE, DirectoryDriver, NodeDriver, ref, version
+from tests.protocol.harness import LARGE, RATE, DirectoryDriver, NodeDriver, ref, sealed_in, version
+from tests.protocol.reducer import OUTER, TARGET, Reducer, chain, small
 from tests.protocol.test_directory import chain_of_three
 from tests.protocol.test_node import place, receiving
+from tests.protocol.test_recovery import A_SLOT, Successor, copy, partial, slot, spec
 from tests.protocol.test_room import cached
 
 R = ref(1)
@@ -97,6 +112,111 @@ def test_a_node_may_come_back_with_more_watches_than_one_call_may_have() -> None
     assert d.heard_all(Ready, "A") == [Ready((ref(3),))]
 
 
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_combine_request_that_was_lost_with_its_session_is_repeated() -> None:
+    d, combine = small("A", "B")
+    d.handle(SessionLost(d["C"]))
+    d.join("C")
+    [again] = d.heard_all(CombineInline)
+    assert again.parts == combine.parts
+
+
+def test_a_slot_pulls_from_roots_only() -> None:
+    """B, a relay, could be refused its own stream, and then the slot would wait for one."""
+    d = Reducer("A", "B", "C")
+    d.put("A", 1)
+    d.want("B", 1)
+    d.put("C", 2)
+    d.reduce("B", (1, 2))
+    assert d.feeders(d.take("C")) == {short(R): "A"}
+
+
+def test_nothing_is_sent_to_an_empty_target_that_is_decided() -> None:
+    """It is complete before its parts have come."""
+    d = Reducer("A", "B")
+    d.put("A", 1, size=0)
+    d.put("B", 2, size=0)
+    d.reduce("A", (1, 2))
+    host, bind = d.take_anywhere()
+    sent = d.broadcast(2 if host == "A" else 1)
+    assert sent.keys_of(d[host])
+    d.tell(host, Completed(bind.version))
+    assert sealed_in(d.heard(host)) == [bind.version]
+    assert not sent.keys_of(d[host])
+
+
+def test_a_copy_that_a_getter_has_is_sealed_when_the_host_of_the_root_dies() -> None:
+    d, lower, root = chain()
+    d.tell("D", Completed(d.want("D", 3).version))  # or else a lost source would make somebody look
+    d.want("E", TARGET)
+    d.finish("B", lower)
+    d.consume("C", root)
+    d.tell("E", Completed(root.version))
+    assert sealed_in(d.heard("E")) == [], "its host is at work, and would be interrupted"
+    d.kill("C")
+    assert sealed_in(d.heard("E")) == [root.version]
+
+
+def test_a_target_does_not_fail_while_a_getter_may_have_all_of_it() -> None:
+    d, lower, root = chain()
+    d.want("E", TARGET)
+    d.finish("B", lower)
+    d.consume("C", root)
+    for name in "ABC":  # with the only copies of all sources
+        d.kill(name)
+    assert d.heard_all(Failed, "E") == []
+    d.tell("E", Completed(root.version))
+    assert sealed_in(d.heard("E")) == [root.version]
+
+
+def test_a_source_of_a_slot_that_grows_beside_its_parent_is_not_in_yet() -> None:
+    """B runs both slots, and uses the lower one in place: what that lacks, both lack."""
+    d = Reducer("A", "B", "E")
+    d.put("A", 1)
+    d.put("B", 2)
+    d.reduce("E", (1, 2, 3))
+    d.take("B")
+    d.put("B", 3)
+    d.take("B")
+    d.want("E", TARGET)
+    d.lose("A")
+    [failed] = d.heard_all(Failed, "E")
+    assert failed.failure.kind is FailureKind.LOST
+
+
+def test_a_hidden_source_is_not_hoped_for_by_others() -> None:
+    """1 is deleted, and lives for the first reduction only: when 3 is lost, the second one has too few."""
+    d = Reducer("A", "B", "C", "E")
+    for number, name in enumerate("ABC", 1):
+        d.put(name, number)
+    d.reduce("E", (1, 4))
+    d.reduce("E", (2, 3, 1), count=2, target=OUTER)
+    d.quiet()
+    d.tell("E", Want(ref(OUTER)), Delete(5, (R,)))
+    d.lose("C")
+    [failed] = d.heard_all(Failed, "E")
+    assert failed.ref == ref(OUTER)
+
+
+def test_what_is_left_of_a_target_whose_root_died_with_the_directory_is_dropped() -> None:
+    """The slot below the root goes on, and the target begins a new version."""
+    successor = Successor()
+    lower = version(A_SLOT)
+    successor.survive("A", copies=(copy(1), copy(3)))
+    report = slot(lower, version(2), version(1), missing=(version(1),), reduce=spec(1, 2, 3))
+    successor.survive("B", copies=(copy(2),), slots=(report,))
+    successor.survive("E", partials=(partial(TARGET, number=7, sender=successor["C"], sealed=False),))
+    successor.decide()
+    reduction = successor.directory.records[ref(TARGET)].reduction
+    assert reduction is not None
+    assert reduction.slots, "what B combines goes on"
+    heard = successor.heard("E")
+    assert Drop(version(TARGET)) in heard
+    assert not any(isinstance(message, Failed) for message in heard)
+
+
 # --- a node -----------------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +261,25 @@ def test_a_node_is_not_sent_what_it_is_putting_itself() -> None:
     assert n.none(n.directory(place(5)), Receive)
     assert n.state.memory.get(V) is mine
     assert n.only(n.handle(PutFinished(1)), PutDone).version == V
+
+
+def test_a_copy_that_came_from_the_host_before_stays_when_its_getter_is_made_host() -> None:
+    """The directory has not heard yet that it is complete."""
+    n = NodeDriver()
+    receive = receiving(n)
+    n.handle(ReceiveClosed(receive.stream, receive.size, None))
+    effects = n.directory(Bind(V, 5, receive.size, b"layout", Operation.SUM, (version(2), version(3)), R))
+    assert n.sent(effects, Completed) == [Completed(V)]
+    assert n.none(effects, Combine, Free)
+
+
+def test_a_small_result_does_not_wait_for_room_to_be_kept() -> None:
+    n = NodeDriver(memory=30)
+    for number in (1, 2, 3):
+        cached(n, number, 10, at=float(number))
+    made = version(9)
+    n.directory(CombineInline(made, b"", Operation.SUM, (b"ab", b"cd")))
+    assert n.handle(CombinedBytes(made, b"ef")) == [SendDirectory(CombinedInline(made, b"ef"))]
 
 
 # --- what grows -------------------------------------------------------------------------------------------------------
