@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count, islice, takewhile
 from pathlib import Path
@@ -97,36 +98,48 @@ def chaos(
     if record is not None and seed is not None:
         _record(seed, record, kind, as_json=as_json)
         return
-    if minutes is not None:
-        first = time.time_ns() // 1_000_000 % _FRESH
-        end = time.monotonic() + 60 * minutes
-        chosen: Iterable[int] = takewhile(lambda _: time.monotonic() < end, count(first))
-        if not as_json:
-            typer.echo(f"seeds from {first} on, for {minutes:g} minutes")
-    elif seed is not None:
-        chosen = [seed]
-    else:
-        chosen = _range(seeds or ("0:1500" if mutant else "0:200"))
-    _judge(chosen, kind, jobs or os.cpu_count() or 1, minutes, as_json=as_json)
+    with _ctrl_c_noted() as interrupted:
+        if minutes is not None:
+            first = time.time_ns() // 1_000_000 % _FRESH
+            end = time.monotonic() + 60 * minutes
+            chosen: Iterable[int] = takewhile(lambda _: time.monotonic() < end, count(first))
+            if not as_json:
+                typer.echo(f"seeds from {first} on, for {minutes:g} minutes")
+        elif seed is not None:
+            chosen = [seed]
+        else:
+            chosen = _range(seeds or ("0:1500" if mutant else "0:200"))
+        _judge(chosen, kind, jobs or os.cpu_count() or 1, minutes, interrupted, as_json=as_json)
 
 
-def _judge(seeds: Iterable[int], kind: _Kind, jobs: int, minutes: float | None, *, as_json: bool) -> None:
+@contextmanager
+def _ctrl_c_noted() -> Iterator[list[int]]:
+    """Ctrl-C only leaves word here: it reaches every process of the terminal, at any moment, and must break none."""
+    noted: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _judge(
+    seeds: Iterable[int], kind: _Kind, jobs: int, minutes: float | None, interrupted: list[int], *, as_json: bool
+) -> None:
     began = time.monotonic()
     outcomes: list[Outcome] = []
-    interrupted = False
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
         total = len(seeds) if isinstance(seeds, Sized) else None
         task = progress.add_task("chaos", total=total if minutes is None else 60 * minutes)
-        try:
-            for outcome in _run(seeds, kind, jobs):
-                outcomes.append(outcome)
-                done = len(outcomes) if minutes is None else time.monotonic() - began
-                progress.update(task, completed=done, description=f"chaos, {len(outcomes)} seeds")
-                if kind.mutant is not None and not outcome.ok:
-                    break  # caught
-        except KeyboardInterrupt:
-            interrupted = True
+        for outcome in _run(seeds, kind, jobs):
+            outcomes.append(outcome)
+            done = len(outcomes) if minutes is None else time.monotonic() - began
+            progress.update(task, completed=done, description=f"chaos, {len(outcomes)} seeds")
+            if interrupted or (kind.mutant is not None and not outcome.ok):
+                break  # the mutant is caught
     _report(outcomes, kind, time.monotonic() - began, as_json=as_json)
     failed = any(not outcome.ok for outcome in outcomes)
     if interrupted:
@@ -171,8 +184,7 @@ def _run(seeds: Iterable[int], kind: _Kind, jobs: int) -> Iterator[Outcome]:
         return
     batches = _batches(seeds)
     under_way: deque[Future[list[Outcome]]] = deque()
-    # Ctrl-C reaches every process of the terminal: only this one answers it, and the others end with their batch.
-    with ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+    with ProcessPoolExecutor(jobs) as pool:  # whose processes also leave it at a word
         try:
             for _ in range(_BATCHES_AHEAD * jobs):
                 under_way.extend(pool.submit(_run_batch, batch, kind) for batch in islice(batches, 1))

@@ -76,9 +76,9 @@ def test_small_objects_are_put_at_the_same_time(monkeypatch: pytest.MonkeyPatch)
         sent.append(ref)
         return small_put(ref, *args)
 
-    def noted_reply(*args: Any) -> Any:
+    def noted_reply(*args: Any, **options: Any) -> Any:
         sent_before_reply.append(len(sent))
-        return reply(*args)
+        return reply(*args, **options)
 
     monkeypatch.setattr(client, "_small_put", noted_put)
     monkeypatch.setattr(ours, "_reply", noted_reply)

@@ -164,9 +164,9 @@ def test_a_put_that_overtakes_other_connections_finds_room(
     assert default_cluster.membership.attachment is not None
     agent = default_cluster.membership.attachment.children[1].process.pid
 
-    def wake_and_receive(deadline: float | None) -> wire.Reply:
+    def wake_and_receive(deadline: float | None, **options: bool) -> wire.Reply:
         os.kill(agent, signal.SIGCONT)
-        return receive(deadline)
+        return receive(deadline, **options)
 
     monkeypatch.setattr(mine, "receive", wake_and_receive)
     os.kill(agent, signal.SIGSTOP)
