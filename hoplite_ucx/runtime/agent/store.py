@@ -290,7 +290,7 @@ class Store:
     def _drop(self, backing: Backing, *, tell: bool = True) -> None:
         if backing.shared is not None:
             backing.shared.close()
-        if tell and backing.writer is not None and not backing.tainted:
+        if tell and backing.writer is not None:  # also if a put was given up: its worker keeps every mapping
             self._forget(backing.writer, backing.number)
 
     def _prepare_spare(self, capacity: int) -> None:

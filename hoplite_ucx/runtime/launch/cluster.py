@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,9 +52,15 @@ class Attachment:
         os.environ.update(self.names)
 
     def close(self) -> None:
-        self.client.close()
-        for child in reversed(self.children):
-            child.stop()
+        """Each step is made, whatever interrupts another: what is left over now would be left until the process ends,
+        and the next `init` would find it."""
+        with ExitStack() as steps:  # the last first
+            steps.callback(self._hide)
+            for child in self.children:
+                steps.callback(child.stop)
+            steps.callback(self.client.close)
+
+    def _hide(self) -> None:
         for name, value in self.hidden.items():
             if value is None:
                 os.environ.pop(name, None)

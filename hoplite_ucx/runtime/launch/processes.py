@@ -53,10 +53,12 @@ class Child:
         try:
             self.process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
+            pass
+        finally:  # also if this one is interrupted
             self.process.kill()
             self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
 
 
 def spawn(

@@ -14,9 +14,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.settings import Settings
@@ -43,6 +43,7 @@ AT_ONCE = 128
 
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Client:
@@ -52,8 +53,8 @@ class Client:
         self._identity = os.urandom(16)
         self._pid = os.getpid()
         self._local = threading.local()
-        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._watched: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._connections = _Alive[Connection]()
+        self._watched = _Alive[Connection]()
         """Those that event loops watch, and close themselves."""
         self._lock = threading.Lock()
         self._closed = False
@@ -80,18 +81,26 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-        _clients.discard(self)
-        if os.getpid() == self._pid:
-            self._poke()
-            self._janitor.join(2.0)
-            self.reader.close()
-        for connection in [*self._connections, *self._watched]:
+        with ExitStack() as steps:  # each is made, the last first, whatever interrupts another
+            steps.callback(self._mine.clear)
+            steps.callback(self._background.close)
+            steps.callback(self._end_connections)
+            if os.getpid() == self._pid:
+                steps.callback(self.reader.close)
+                steps.callback(self._end_janitor)
+
+    def _end_connections(self) -> None:
+        connections = self._connections.all()
+        for connection in [*connections, *self._watched.all()]:
             connection.end()
-        for connection in list(self._connections):
+        for connection in connections:
             if not connection.in_use:  # else whoever uses it hears of the end, and closes it
                 connection.close()
-        self._background.close()
-        self._mine.clear()
+
+    def _end_janitor(self) -> None:
+        self._poke()
+        if threading.current_thread() is not self._janitor:  # which may run a finalizer of the user's
+            self._janitor.join(2.0)
 
     @property
     def closed(self) -> bool:
@@ -217,7 +226,7 @@ class Client:
         """A connection for an event loop, which alone reads, writes and closes it, and knows who waits for it."""
         return self._connect(self._watched)
 
-    def _connect(self, among: weakref.WeakSet[Connection], deadline: float | None = None) -> Connection:
+    def _connect(self, among: "_Alive[Connection]", deadline: float | None = None) -> Connection:
         self.check_open()
         remedy = self._background.remedy
         connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=remedy)
@@ -281,6 +290,7 @@ class Client:
                 self.discard(connection, reply)
             elif isinstance(reply, wire.Refused):
                 calls.discard(reply.call)
+                connection.refused = reply.failure
                 raise reply.failure.exception()
             else:
                 return reply
@@ -338,6 +348,9 @@ class Client:
         except OSError as error:
             give_back()
             raise _no_memory(error) from error
+        except BaseException:
+            give_back()
+            raise
         finally:
             os.close(fd)
 
@@ -412,7 +425,7 @@ class Client:
         self._releases.forks += 1
 
     def after_fork_in_child(self) -> None:
-        for connection in [*self._connections, *self._watched, self._background]:
+        for connection in [*self._connections.all(), *self._watched.all(), self._background]:
             with suppress(OSError):
                 connection.close()
         self.reader.after_fork_in_child()
@@ -502,8 +515,8 @@ class OpenPut:
 
 
 class _Calls:
-    """While calls are open. If one fails, the agent is told to forget the others; if the caller is interrupted, nobody
-    knows how far the conversation has come, and the connection is given up."""
+    """While calls are open. If the agent refuses one, it is told to forget the others. After anything else, also what
+    a signal handler raised, nobody knows how far the conversation has come, and the connection is given up."""
 
     def __init__(self, connection: Connection, calls: set[int]) -> None:
         self._connection = connection
@@ -518,7 +531,7 @@ class _Calls:
         self._connection.in_use = False
 
     def _end(self, error: BaseException) -> None:
-        if not isinstance(error, HopliteError):
+        if not isinstance(error, HopliteError) or error.failure is not self._connection.refused:
             self._connection.close()
             return
         with suppress(HopliteError):
@@ -558,16 +571,34 @@ def _no_memory(error: OSError) -> HopliteError:
     return Failure(FailureKind.STORE_FULL, f"memory could not be mapped: {error}", remedy).exception()
 
 
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+class _Alive(Generic[T]):
+    """Those of these things that still exist. Any thread may add one while another goes through all of them, which
+    Python's own set of this kind does not allow."""
+
+    def __init__(self) -> None:
+        self._by_id: weakref.WeakValueDictionary[int, T] = weakref.WeakValueDictionary()
+
+    def add(self, thing: T) -> None:
+        self._by_id[id(thing)] = thing
+
+    def discard(self, thing: T) -> None:
+        self._by_id.pop(id(thing), None)
+
+    def all(self) -> list[T]:
+        found = [reference() for reference in self._by_id.valuerefs()]  # copied in a single step
+        return [thing for thing in found if thing is not None]
+
+
+_clients = _Alive[Client]()
 
 
 def _before_fork() -> None:
-    for client in list(_clients):
+    for client in _clients.all():
         client.before_fork()
 
 
 def _after_fork_in_child() -> None:
-    for client in list(_clients):
+    for client in _clients.all():
         client.after_fork_in_child()
 
 

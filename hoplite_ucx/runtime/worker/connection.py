@@ -62,6 +62,8 @@ class Connection:
         self.broken = False
         self.in_use = False
         """A call is open, and whoever made it will read the next reply."""
+        self.refused: Failure | None = None
+        """The last that the agent refused: when the caller hears of it, the conversation is in order."""
         self.carried: tuple[int, Mapping[int, int]] | None = None
         """The releases that went before a call's request, and that call: heard when it or a later one is answered."""
         try:
@@ -91,8 +93,13 @@ class Connection:
         self.send_frames(wire.frame(request), deadline)
 
     def send_frames(self, unsent: bytes, deadline: float | None) -> None:
-        while unsent := unsent[self.send_some(unsent) :]:
-            self._await_room(deadline)
+        """All or nothing: after a part of it, whatever ends this early, nothing more can be said."""
+        try:
+            while unsent := unsent[self.send_some(unsent) :]:
+                self._await_room(deadline)
+        except BaseException:
+            self.close()
+            raise
 
     def send_some(self, data: bytes | bytearray) -> int:
         """As much as goes at once."""
