@@ -83,6 +83,33 @@ def test_ctrl_c_ends_it_with_what_was_found_so_far() -> None:
     assert process.returncode == 130
 
 
+def test_ctrl_c_before_the_first_run_is_answered_as_later() -> None:
+    code = (
+        "import os, signal\nfrom hoplite_ucx.cli import chaos, main\nmake = chaos.Progress\n"
+        "chaos.Progress = lambda **how: (os.kill(os.getpid(), signal.SIGINT), make(**how))[1]\nmain()"
+    )
+    command = [sys.executable, "-c", code, "simulate", "chaos", "--jobs", "2", "--minutes", "10"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "seeds, 0 failed" in done.stdout
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_ctrl_c_that_reaches_a_worker_as_it_begins_breaks_nothing(tmp_path: Path) -> None:
+    """However this Python starts workers: each of them loads this, or is forked from who did."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\nfrom multiprocessing.process import BaseProcess\nbegin = BaseProcess._bootstrap\n"
+        "def interrupted(self, *given, **named):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return begin(self, *given, **named)\n"
+        "BaseProcess._bootstrap = interrupted\n"
+    )
+    command = [sys.executable, "-m", "hoplite_ucx", "simulate", "chaos", "--jobs", "2", "--seeds", "0:40"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    assert "40 seeds, 0 failed" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_run_is_recorded_and_replayed(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     recorded = chaos("--seed", "16", "--mutant", "no-flush", "--record", str(path))
