@@ -111,6 +111,12 @@ def test_ctrl_c_while_the_command_loads_is_silent(command: tuple[str, ...], tmp_
     assert interrupt_while_loading(command, tmp_path) == (-signal.SIGINT, "", "")  # which a shell calls 130
 
 
+@pytest.mark.parametrize("command", ["simulate", "bench", "status"])
+def test_ctrl_c_while_one_command_loads_is_silent(command: str, tmp_path: Path) -> None:
+    """What only some commands need is loaded when they are run."""
+    assert interrupt_while_loading((*HOPLITE, command, "--help"), tmp_path, "msgspec") == (130, "", "")
+
+
 def test_ctrl_c_that_is_ignored_stays_so_while_the_command_loads(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import signal\nraise SystemExit(signal.getsignal(signal.SIGINT).name)\n")
     ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *HOPLITE]

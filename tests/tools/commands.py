@@ -24,9 +24,9 @@ def shell(redirection: str, *arguments: str, **environment: str) -> subprocess.C
     )
 
 
-def interrupt_while_loading(command: Sequence[str], folder: Path) -> tuple[int, str, str]:
+def interrupt_while_loading(command: Sequence[str], folder: Path, module: str = "typer") -> tuple[int, str, str]:
     """The status and what was printed, when a module that the command loads takes its time, and ctrl-C comes then."""
-    (folder / "typer.py").write_text(f"import os, time\nos.write(1, b'loading\\n')\ntime.sleep({_SECONDS})\n")
+    (folder / f"{module}.py").write_text(f"import os, time\nos.write(1, b'loading\\n')\ntime.sleep({_SECONDS})\n")
     environment = {**without_address(), "PYTHONPATH": str(folder)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
