@@ -184,15 +184,25 @@ def _run(seeds: Iterable[int], kind: _Kind, jobs: int) -> Iterator[Outcome]:
         return
     batches = _batches(seeds)
     under_way: deque[Future[list[Outcome]]] = deque()
-    with ProcessPoolExecutor(jobs) as pool:  # whose processes also leave it at a word
+    with ProcessPoolExecutor(jobs) as pool:
         try:
             for _ in range(_BATCHES_AHEAD * jobs):
-                under_way.extend(pool.submit(_run_batch, batch, kind) for batch in islice(batches, 1))
+                under_way.extend(_submit(pool, batch, kind) for batch in islice(batches, 1))
             while under_way:
                 yield from under_way.popleft().result()
-                under_way.extend(pool.submit(_run_batch, batch, kind) for batch in islice(batches, 1))
+                under_way.extend(_submit(pool, batch, kind) for batch in islice(batches, 1))
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, batch: tuple[int, ...], kind: _Kind) -> Future[list[Outcome]]:
+    """Processes that this starts never hear ctrl-C, and end with their batch: they begin with it blocked, whichever way
+    Python starts them. Those of a fork server would not have this process's handler."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return pool.submit(_run_batch, batch, kind)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _batches(seeds: Iterable[int]) -> Iterator[tuple[int, ...]]:
