@@ -1,8 +1,14 @@
 """Faults that review and chaos found and that no other test shows, each in its smallest form (docs/faults.md)."""
 
+import math
+import sys
+
+import pytest
+from msgspec import msgpack
+
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import Costs
-from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.errors import Failure, FailureKind, InvalidRequestError
 from hoplite_ucx.protocol.events import (
     CallFailed,
     CancelReceive,
@@ -11,6 +17,7 @@ from hoplite_ucx.protocol.events import (
     DirectoryConnected,
     DirectoryLost,
     Free,
+    FromNode,
     GetCall,
     Probed,
     PutCall,
@@ -47,6 +54,8 @@ from hoplite_ucx.protocol.messages import (
     StreamFailed,
     StreamFault,
     Want,
+    Welcome,
+    decode_to_node,
 )
 from hoplite_ucx.protocol.placement import Nic, SenderPool
 from hoplite_ucx.protocol.settings import MIB
@@ -110,6 +119,12 @@ def test_a_node_may_come_back_with_more_watches_than_one_call_may_have() -> None
     assert d.heard_all(Rejected, "A") == []
     d.put("B", 3)
     assert d.heard_all(Ready, "A") == [Ready((ref(3),))]
+
+
+def test_settings_that_are_not_numbers_are_refused() -> None:
+    settings = Settings(heartbeat=math.nan)
+    with pytest.raises(InvalidRequestError, match="malformed"):
+        decode_to_node(msgpack.encode(Welcome(1, "", settings)))
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -298,3 +313,32 @@ def test_a_location_whose_end_is_revised_again_and_again_leaves_nothing_behind()
     for finish in range(10_000):
         pool.set_finish(0, float(finish))
     assert sum(map(len, pool._heaps.values())) < 200
+
+
+def test_a_report_in_a_flush_costs_the_same_however_many_receivers_there_are() -> None:
+    assert calls_in_a_flush(400) < 3 * calls_in_a_flush(200)
+
+
+def calls_in_a_flush(receivers: int) -> int:
+    """How many functions are called while everybody reports after the death of the only copy."""
+    d = DirectoryDriver("A", *map(str, range(receivers)))
+    d.put("A", 1)
+    places = [d.want(str(number), 1) for number in range(receivers)]
+    d.handle(Probed(d["A"], accepted=False))
+    reports = [
+        FromNode(d[str(number)], Halted(V, place.number, MIB, wanted=True)) for number, place in enumerate(places)
+    ]
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        for report in reports[:-1]:  # the last one ends the version, for all
+            d.directory.handle(report, d.now)
+    finally:
+        sys.setprofile(before)
+    return calls

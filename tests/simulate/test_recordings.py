@@ -1,6 +1,7 @@
 """Recordings of chaos: they play the run that was recorded, whatever the generator would draw today, or say that they
 cannot; and those of faults that were found show that these are fixed."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hoplite_ucx.simulate.chaos import record_seed, replay
 from hoplite_ucx.simulate.drawing import Draw
 from hoplite_ucx.simulate.mutants import MUTANTS
 
+ROOT = Path(__file__).parents[2]
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.jsonl"))
 MUTANT_SEED = 16
 """A seed that notices the mutant no-flush."""
@@ -22,8 +24,15 @@ def test_what_was_fixed(path: Path) -> None:
     assert outcome.ok, outcome.problem
 
 
+def test_the_table_of_faults_names_tests_and_recordings_that_there_are() -> None:
+    tables = (ROOT / "docs" / "faults.md").read_text()
+    code = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    assert set(re.findall(r"`(test_\w+)`", tables)) <= set(re.findall(r"def (test_\w+)", code))
+    assert set(re.findall(r"`([\w-]+)\.jsonl`", tables)) == {path.stem for path in RECORDINGS}
+
+
 def test_a_replay_is_the_same_run(tmp_path: Path) -> None:
-    for seed in range(40):
+    for seed in range(20):
         outcome, recording = record_seed(seed)
         recording.write(tmp_path / "run.jsonl")
         again = replay(Recording.read(tmp_path / "run.jsonl"), tell=True)
