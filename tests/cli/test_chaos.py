@@ -1,5 +1,6 @@
 """`hoplite simulate chaos`: what it says of sound seeds, of fresh ones, of mutants, recordings and bad input."""
 
+import contextlib
 import json
 import os
 import re
@@ -75,9 +76,13 @@ def test_ctrl_c_ends_it_with_what_was_found_so_far() -> None:
         start_new_session=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("seeds from ")
-    os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    try:
+        assert process.stdout.readline().startswith("seeds from ")
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert "seeds, 0 failed" in output
     assert errors == ""
     assert process.returncode == 130
