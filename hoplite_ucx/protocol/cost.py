@@ -21,7 +21,7 @@ _GRANULE_ALIGNMENT = 4096
 
 @dataclass(slots=True)
 class Costs:
-    """What a link costs: as configured, until it is measured (see `directory.measuring`)."""
+    """What a link costs: as configured, until it is measured (see `directory.measured_costs`)."""
 
     settings: Settings
     latency: float = field(init=False)

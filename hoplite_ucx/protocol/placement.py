@@ -53,7 +53,7 @@ class Nic:
     """How often streams have begun or ended: as long as that stays the same, so do those that use it."""
     up_samples: deque[float] = field(default_factory=deque)
     down_samples: deque[float] = field(default_factory=deque)
-    """What single streams lately carried (see `directory.measuring`)."""
+    """What single streams lately carried (see `directory.measured_costs`)."""
 
     def count_sending(self, ref: bytes, change: int) -> None:
         _count(self.sending, ref, change)

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from hoplite_ucx.protocol import Directory, NodeState
-from hoplite_ucx.protocol.directory.broadcast import Broadcast
-from hoplite_ucx.protocol.directory.reduction import Reduction
-from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
+from hoplite_ucx.protocol.directory.reduce.slots import Slot
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.ids import CallId, NodeId, Version
 from hoplite_ucx.protocol.messages import Eviction, ObjectState, Polled
 from hoplite_ucx.protocol.node.calls import PendingPut

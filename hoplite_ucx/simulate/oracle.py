@@ -8,7 +8,7 @@ and after everything was deleted nothing is left: no stream, no timer, no pin, n
 
 from collections.abc import Callable
 
-from hoplite_ucx.protocol.directory.reduction import Reduction
+from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     CallFailed,

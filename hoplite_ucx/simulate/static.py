@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hoplite_ucx.protocol import Directory
-from hoplite_ucx.protocol.directory.broadcast import Broadcast, Receiver
-from hoplite_ucx.protocol.directory.reduction import Reduction
+from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.placement import Plan
 from hoplite_ucx.simulate.cluster import VirtualCluster

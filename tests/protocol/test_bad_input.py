@@ -69,8 +69,8 @@ from hoplite_ucx.protocol.messages import (
     malformed,
 )
 from hoplite_ucx.protocol.settings import KIB
-from tests.protocol.harness import LARGE, RATE, DirectoryDriver, NodeDriver, join, ref, snapshot, version
-from tests.protocol.strategies import Known, message_of, one_of
+from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, join, ref, snapshot, version
+from tests.tools.strategies import Known, message_of, one_of
 
 LIVE, DELETED, PENDING, SMALL, UNKNOWN = ref(1), ref(2), ref(3), ref(4), ref(5)
 LIMITS = Settings(max_refs=3)

@@ -1,6 +1,6 @@
 """Who runs the slots of a reduction: asked at once, bound from below, and replaced when lost."""
 
-from hoplite_ucx.protocol.directory.broadcast import State
+from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import SessionLost
 from hoplite_ucx.protocol.ids import short
@@ -19,8 +19,8 @@ from hoplite_ucx.protocol.messages import (
     SlotReport,
     Want,
 )
-from tests.protocol.harness import LARGE, ref, sealed_in
-from tests.protocol.reducer import OUTER, TARGET, Reducer, asked, chain, sealed_chain
+from tests.tools.machines import LARGE, ref, sealed_in
+from tests.tools.reducer import OUTER, TARGET, Reducer, asked, chain, sealed_chain
 
 # --- asking ------------------------------------------------------------------------------------------------------
 

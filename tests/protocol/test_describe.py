@@ -26,8 +26,8 @@ from hoplite_ucx.protocol.messages import (
     Unfit,
     Want,
 )
-from tests.protocol.harness import LARGE, DirectoryDriver, NodeDriver, ref, version
-from tests.protocol.reducer import TARGET, Reducer
+from tests.tools.machines import LARGE, DirectoryDriver, NodeDriver, ref, version
+from tests.tools.reducer import TARGET, Reducer
 
 SIZE = 1 << 20
 

@@ -5,7 +5,7 @@ import pytest
 
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.directory import tombstones
-from hoplite_ucx.protocol.directory.broadcast import State
+from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import Disconnect, FromNode, Probe, Probed, SessionLost, Tick
 from hoplite_ucx.protocol.ids import next_life
@@ -45,7 +45,7 @@ from hoplite_ucx.protocol.messages import (
     Welcome,
 )
 from hoplite_ucx.protocol.settings import KIB, MIB
-from tests.protocol.harness import LARGE, RATE, DirectoryDriver, join, ref, version
+from tests.tools.machines import LARGE, RATE, DirectoryDriver, join, ref, version
 
 R = ref(1)
 V = version(1)

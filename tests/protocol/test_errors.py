@@ -21,7 +21,7 @@ from hoplite_ucx.protocol.errors import (
     StoreFullError,
 )
 from hoplite_ucx.protocol.refs import ObjectRef
-from tests.protocol.harness import ref
+from tests.tools.machines import ref
 
 EXCEPTIONS = [
     (FailureKind.LOST, ObjectLostError),

@@ -60,12 +60,12 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.placement import Nic, SenderPool
 from hoplite_ucx.protocol.settings import MIB
 from hoplite_ucx.protocol.timers import Timers
-from tests.protocol.harness import LARGE, RATE, DirectoryDriver, NodeDriver, ref, sealed_in, version
-from tests.protocol.reducer import OUTER, TARGET, Reducer, chain, small
 from tests.protocol.test_directory import chain_of_three
 from tests.protocol.test_node import place, receiving
 from tests.protocol.test_recovery import A_SLOT, Successor, copy, partial, slot, spec
 from tests.protocol.test_room import cached
+from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, ref, sealed_in, version
+from tests.tools.reducer import OUTER, TARGET, Reducer, chain, small
 
 R = ref(1)
 V = version(1)

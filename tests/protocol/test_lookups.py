@@ -14,7 +14,7 @@ from hoplite_ucx.protocol.lookups import (
     encode_incarnation,
 )
 from hoplite_ucx.protocol.messages import CombinedInline, CombineInline, Delete, Operation, Put, Reduce
-from tests.protocol.harness import LARGE, DirectoryDriver, ref, version
+from tests.tools.machines import LARGE, DirectoryDriver, ref, version
 
 R, S, TARGET = ref(1), ref(2), ref(3)
 

@@ -4,10 +4,10 @@ import pytest
 
 from hoplite_ucx.protocol.events import Combine, CombineBytes
 from hoplite_ucx.protocol.messages import Bind, CombineInline, Operation
-from tests.protocol.harness import NodeDriver, ref, version
-from tests.protocol.reducer import Reducer, chain, small
 from tests.protocol.test_stripes import Allreduce
 from tests.protocol.test_takeover import copied, split
+from tests.tools.machines import NodeDriver, ref, version
+from tests.tools.reducer import Reducer, chain, small
 
 SLOT, PART = version(1), version(2)
 

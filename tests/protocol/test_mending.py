@@ -2,7 +2,7 @@
 
 import pytest
 
-from hoplite_ucx.protocol.directory.broadcast import State
+from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import SessionLost
 from hoplite_ucx.protocol.ids import short
@@ -21,8 +21,8 @@ from hoplite_ucx.protocol.messages import (
     StreamFault,
     Want,
 )
-from tests.protocol.harness import LARGE, ref
-from tests.protocol.reducer import OUTER, TARGET, Reducer, chain
+from tests.tools.machines import LARGE, ref
+from tests.tools.reducer import OUTER, TARGET, Reducer, chain
 
 # --- sources that are lost ---------------------------------------------------------------------------------------
 

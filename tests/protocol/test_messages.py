@@ -30,8 +30,8 @@ from hoplite_ucx.protocol.messages import (
     decode_to_peer,
     encode,
 )
-from tests.protocol.harness import ref, version
-from tests.protocol.strategies import message_of
+from tests.tools.machines import ref, version
+from tests.tools.strategies import message_of
 
 DIRECTIONS = [
     (ToDirectory, decode_to_directory),

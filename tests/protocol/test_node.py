@@ -74,7 +74,7 @@ from hoplite_ucx.protocol.messages import (
     Welcome,
 )
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.harness import CLUSTER, RATE, NodeDriver, ref, version
+from tests.tools.machines import CLUSTER, RATE, NodeDriver, ref, version
 
 R = ref(1)
 V = version(1)

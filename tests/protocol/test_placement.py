@@ -9,7 +9,7 @@ from hoplite_ucx.protocol.cost import Costs, choose_granule
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.placement import Nic, Plan, SenderPool
 from hoplite_ucx.protocol.settings import KIB, MIB, Settings
-from tests.protocol.harness import RATE, ref
+from tests.tools.machines import RATE, ref
 
 SETTINGS = Settings()
 SOURCE = 0

@@ -52,7 +52,7 @@ from hoplite_ucx.protocol.messages import (
     Watch,
 )
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.harness import RATE, DirectoryDriver, NodeDriver, ref, version
+from tests.tools.machines import RATE, DirectoryDriver, NodeDriver, ref, version
 
 R = ref(1)
 V = version(1)

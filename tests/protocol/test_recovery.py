@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hoplite_ucx.protocol import Settings
-from hoplite_ucx.protocol.directory.broadcast import State
+from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import DeleteCall, DirectoryConnected, DirectoryLost, Got, Probed, SessionLost
 from hoplite_ucx.protocol.ids import NodeId, Version, node_id
@@ -57,7 +57,7 @@ from hoplite_ucx.protocol.messages import (
 )
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.oracle import Oracle
-from tests.protocol.harness import CLUSTER, LARGE, DirectoryDriver, NodeDriver, ref, sealed_in, version
+from tests.tools.machines import CLUSTER, LARGE, DirectoryDriver, NodeDriver, ref, sealed_in, version
 
 TARGET, OUTER = 100, 200
 A_SLOT = 50  # the ref of a slot's output that is no target

@@ -26,8 +26,8 @@ from hoplite_ucx.protocol.messages import (
     Want,
     Watch,
 )
-from tests.protocol.harness import LARGE, ref, sealed_in, snapshot
-from tests.protocol.reducer import OUTER, TARGET, Reducer, chain, chained, sealed_chain, small
+from tests.tools.machines import LARGE, ref, sealed_in, snapshot
+from tests.tools.reducer import OUTER, TARGET, Reducer, chain, chained, sealed_chain, small
 
 # --- the target --------------------------------------------------------------------------------------------------
 

@@ -35,9 +35,9 @@ from hoplite_ucx.protocol.messages import (
     Want,
 )
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.harness import NodeDriver, ref, version
 from tests.protocol.test_node import OTHER, RECEIVER, R, V, place, request
 from tests.protocol.test_slot_streams import fed_slot
+from tests.tools.machines import NodeDriver, ref, version
 
 
 def cached(n: NodeDriver, number: int, size: int, at: float) -> None:

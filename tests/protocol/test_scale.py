@@ -10,7 +10,7 @@ from hoplite_ucx.protocol import Directory
 from hoplite_ucx.protocol.events import FromNode, SendNode, SessionLost
 from hoplite_ucx.protocol.ids import Version, node_id
 from hoplite_ucx.protocol.messages import Completed, Copy, Place, Put, Want
-from tests.protocol.harness import CLUSTER, LARGE, join, ref
+from tests.tools.machines import CLUSTER, LARGE, join, ref
 
 RECEIVERS = 10_000
 SECONDS = 10.0

@@ -5,7 +5,7 @@ from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Combined, Put
 from hoplite_ucx.protocol.ids import node_id
 from hoplite_ucx.protocol.messages import Bind, Completed, Consumed, Operation, Place, Sealed, StreamFault, StreamStatus
 from hoplite_ucx.protocol.settings import GIB, MIB
-from tests.protocol.harness import RATE, NodeDriver, version
+from tests.tools.machines import RATE, NodeDriver, version
 
 FIRST, SECOND = node_id(8), node_id(9)
 

@@ -7,8 +7,8 @@ from hoplite_ucx.protocol.messages import (
     Contributors,
     Place,
 )
-from tests.protocol.harness import ref, sealed_in
-from tests.protocol.reducer import TARGET, Reducer
+from tests.tools.machines import ref, sealed_in
+from tests.tools.reducer import TARGET, Reducer
 
 
 def test_three_sources_make_a_chain_in_their_order_of_arrival() -> None:

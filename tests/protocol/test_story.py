@@ -1,6 +1,6 @@
 from hoplite_ucx.protocol import story
 from hoplite_ucx.protocol.story import Stories
-from tests.protocol.harness import ref
+from tests.tools.machines import ref
 
 
 def test_a_story_is_told_in_order_with_its_teller_and_object() -> None:

@@ -1,12 +1,12 @@
 """Nodes with few streams: who gets one, and that nobody keeps one which others wait for while it waits itself."""
 
-from hoplite_ucx.protocol.directory.broadcast import State
+from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.events import Probed, Tick
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import Completed, Halt, Halted, Place, StreamFailed, StreamFault, Unwant, Want
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.harness import DirectoryDriver, ref, version
 from tests.protocol.test_recovery import Successor, copy, partial
+from tests.tools.machines import DirectoryDriver, ref, version
 
 V = version(1)
 

@@ -7,8 +7,8 @@ import pytest
 
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import choose_stripes
-from hoplite_ucx.protocol.directory.broadcast import State
-from hoplite_ucx.protocol.directory.stripes import cuts
+from hoplite_ucx.protocol.directory.reduce.stripes import cuts
+from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import (
     Allocate,
@@ -50,7 +50,7 @@ from hoplite_ucx.protocol.messages import (
     ToNode,
     Want,
 )
-from tests.protocol.harness import LARGE, DirectoryDriver, NodeDriver, ref, version
+from tests.tools.machines import LARGE, DirectoryDriver, NodeDriver, ref, version
 
 TARGET = 100
 SOURCES = {"a": 1, "b": 2, "c": 3}

@@ -5,7 +5,7 @@ B runs the slot (2, 1), C the root (3, slot), as in `test_reduction`; `HALF` is 
 
 import pytest
 
-from hoplite_ucx.protocol.directory.broadcast import State
+from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import (
     Allocate,
@@ -39,8 +39,8 @@ from hoplite_ucx.protocol.messages import (
     Want,
 )
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.harness import LARGE, RATE, DirectoryDriver, NodeDriver, ref, version
-from tests.protocol.reducer import TARGET, Reducer, chain
+from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, ref, version
+from tests.tools.reducer import TARGET, Reducer, chain
 
 HALF = LARGE // 2
 

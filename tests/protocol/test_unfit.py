@@ -18,9 +18,9 @@ from hoplite_ucx.protocol.messages import (
     Want,
     Watch,
 )
-from tests.protocol.harness import NodeDriver, ref, snapshot, version
-from tests.protocol.reducer import OUTER, TARGET, chain, small
 from tests.protocol.test_stripes import Allreduce
+from tests.tools.machines import NodeDriver, ref, snapshot, version
+from tests.tools.reducer import OUTER, TARGET, chain, small
 
 SENSELESS = Failure(FailureKind.INVALID, "xor is not defined for float64", "reduce other arrays")
 SLOT, PART = version(1), version(2)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hoplite_ucx.protocol.directory import slots
+from hoplite_ucx.protocol.directory.reduce import slots
 from hoplite_ucx.simulate.chaos import Outcome, run_seed
 from hoplite_ucx.simulate.mutants import MUTANTS
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hoplite_ucx.protocol.directory.broadcast import Broadcast, Receiver, State
-from hoplite_ucx.protocol.directory.reduction import Reduction
-from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
+from hoplite_ucx.protocol.directory.reduce.slots import Slot
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver, State
 from hoplite_ucx.protocol.directory.tombstones import TIMER
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
 from hoplite_ucx.protocol.placement import SenderPool

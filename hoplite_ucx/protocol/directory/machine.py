@@ -10,15 +10,16 @@ Handlers change state only after they have checked their message; what cannot be
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from hoplite_ucx.protocol.directory import stripes, tombstones
-from hoplite_ucx.protocol.directory.broadcast import Broadcast
+from hoplite_ucx.protocol.directory import tombstones
 from hoplite_ucx.protocol.directory.invariants import check_directory
 from hoplite_ucx.protocol.directory.joining import Joining
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.objects import Objects, Record
 from hoplite_ucx.protocol.directory.recovery import Recovery
-from hoplite_ucx.protocol.directory.reduction import Reduction
+from hoplite_ucx.protocol.directory.reduce import stripes
+from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
 from hoplite_ucx.protocol.directory.refusals import deleted, invalid, refuse_reduce
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.world import Difference, World, any_difference
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (

@@ -12,12 +12,12 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hoplite_ucx.protocol.directory import stripes
-from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member, Members
-from hoplite_ucx.protocol.directory.reduction import Reduction
+from hoplite_ucx.protocol.directory.reduce import stripes
+from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
+from hoplite_ucx.protocol.directory.reduce.slots import Slot
 from hoplite_ucx.protocol.directory.refusals import aborted, deleted, invalid, lost, refuse_put
-from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.tombstones import Tombstones
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.errors import Failure

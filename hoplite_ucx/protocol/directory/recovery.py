@@ -14,10 +14,10 @@ node that comes later keeps what is decided and nowhere else; the rest it is tol
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 
-from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects, Record
 from hoplite_ucx.protocol.directory.refusals import lost
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Ask, Delete, Describe, Drop, Join, Poll, Reduce, Sealed, SlotReport, Tombstone
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from hoplite_ucx.protocol.cost import Costs
-from hoplite_ucx.protocol.directory.measuring import Measuring
+from hoplite_ucx.protocol.directory.measured_costs import Measuring
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import DirectoryEffect, SendNode
 from hoplite_ucx.protocol.ids import NodeId

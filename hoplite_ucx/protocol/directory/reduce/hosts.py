@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.slots import Slot, Slots
+from hoplite_ucx.protocol.directory.reduce.slots import Slot, Slots
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.cost import choose_degree, choose_stripes
-from hoplite_ucx.protocol.directory import stripes
 from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.reduce import stripes
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version
 from hoplite_ucx.protocol.messages import Reduce
 

@@ -6,7 +6,7 @@ sources a, b, c in order of arrival give the slots (b, a) and (c, (b, a)), the l
 from typing import Any
 
 from hoplite_ucx.protocol import Settings
-from hoplite_ucx.protocol.directory.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import Probed, SessionLost
 from hoplite_ucx.protocol.ids import Version, short
@@ -28,7 +28,7 @@ from hoplite_ucx.protocol.messages import (
     ToNode,
     Want,
 )
-from tests.protocol.harness import LARGE, DirectoryDriver, ref
+from tests.tools.machines import LARGE, DirectoryDriver, ref
 
 TARGET, OUTER = 100, 200
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_ucx.protocol.directory import stripes
-from hoplite_ucx.protocol.directory.adoption import whole_of
-from hoplite_ucx.protocol.directory.binding import REFUSED_FOR, Binding
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.directory.reduce import stripes
+from hoplite_ucx.protocol.directory.reduce.adoption import whole_of
+from hoplite_ucx.protocol.directory.reduce.binding import REFUSED_FOR, Binding
+from hoplite_ucx.protocol.directory.reduce.slots import Slot
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, Version, short
 from hoplite_ucx.protocol.messages import CombinedInline, CombineInline, Origin, Reduce, Sealed, SlotReport, Unfit

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
-from hoplite_ucx.protocol.directory.broadcast import Broadcast, Receiver, State
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver, State
 from hoplite_ucx.protocol.events import (
     DirectoryConnected,
     DirectoryEffect,

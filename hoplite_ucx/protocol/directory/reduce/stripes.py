@@ -18,8 +18,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hoplite_ucx.protocol.directory.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import BIND_ALIGNMENT, Drop, Sealed, Stripe
 

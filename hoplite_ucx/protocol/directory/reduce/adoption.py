@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.directory.reduce.slots import Slot
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import Bind, Reduce, SlotReport
 

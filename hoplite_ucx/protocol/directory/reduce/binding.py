@@ -20,9 +20,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hoplite_ucx.protocol.directory.hosts import Hosts
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.slots import Slot
+from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
+from hoplite_ucx.protocol.directory.reduce.slots import Slot
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, label
 from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Reduce, Stripe
