@@ -7,10 +7,12 @@ put, except that arrays and memoryviews are read-only, since theirs may be the v
 
 import importlib
 import pickle
+import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
@@ -37,6 +39,7 @@ from hoplite_ucx.runtime.objects.layouts import (
     array_layout,
     decode_layout,
     describe_dtype,
+    dtype_of,
     encode_layout,
     kind_of,
     unwritable,
@@ -50,6 +53,8 @@ _SMALL = 4096
 """An array up to this size is copied in one go."""
 _MAX_SMALL_LEAVES = 256
 """A tree with more numbers and bytes than that is pickled: its layout would outweigh them."""
+_MAX_NUMBERS = 16
+"""So is one without any array that has more than that: a pickle takes a fraction of the time."""
 _MAX_NODES = MAX_LAYOUT // 8
 """No layout has room for more."""
 
@@ -114,9 +119,10 @@ def encode(value: object) -> Encoded:
     if not isinstance(value, dict | list | tuple):
         return _encode_bundle(value, _a(value))
     try:
-        return _encode_tree(value)
-    except _NotATreeError as reason:
-        return _encode_bundle(value, str(reason))
+        return _encode_flat(value) or _encode_tree(value)
+    except _NotATreeError as error:
+        reason = str(error)
+    return _encode_bundle(value, reason)
 
 
 def decode(memory: memoryview, layout: bytes) -> Any:
@@ -167,11 +173,12 @@ def copy_out(memory: memoryview, layout: bytes, out: Array) -> None:
 
 # --- leaves -----------------------------------------------------------------------------------------------------
 
-_NUMBERS: dict[type, tuple[np.dtype[Any], Kind]] = {
-    bool: (np.dtype("?"), Kind.BOOL),
-    int: (np.dtype("<i8"), Kind.INT),
-    float: (np.dtype("<f8"), Kind.FLOAT),
-    complex: (np.dtype("<c16"), Kind.COMPLEX),
+_NUMBERS: dict[type, Kind] = {bool: Kind.BOOL, int: Kind.INT, float: Kind.FLOAT, complex: Kind.COMPLEX}
+_DTYPES: dict[Kind, np.dtype[Any]] = {
+    Kind.BOOL: np.dtype("?"),
+    Kind.INT: np.dtype("<i8"),
+    Kind.FLOAT: np.dtype("<f8"),
+    Kind.COMPLEX: np.dtype("<c16"),
 }
 _SCALAR_KINDS = "biufcmM"
 _ON_MEMORY = (Kind.ARRAY, Kind.MEMORYVIEW)
@@ -182,13 +189,9 @@ def _as_leaf(value: object) -> _Found | None:
     """A value as an array, without a copy, and what it was; None if it is something else."""
     if isinstance(value, np.ndarray):
         return (value, Kind.ARRAY) if _is_plain_array(value) else None
-    number = _NUMBERS.get(type(value))
-    if number is not None:
-        dtype, kind = number
-        try:
-            return np.array(value, dtype), kind
-        except OverflowError:
-            return None
+    kind = _NUMBERS.get(type(value))
+    if kind is not None:
+        return (_array_of(value, kind), kind) if _fits(value) else None
     if isinstance(value, np.generic):
         plain = kind_of(value.dtype) in _SCALAR_KINDS and type(value) is value.dtype.type
         return (np.asarray(value), Kind.SCALAR) if plain else None
@@ -199,23 +202,43 @@ def _as_leaf(value: object) -> _Found | None:
     return _as_view(value) if isinstance(value, memoryview) else None
 
 
+def _fits(number: object) -> bool:
+    return type(number) is not int or -(1 << 63) <= number < 1 << 63
+
+
+def _array_of(number: object, kind: Kind) -> Array:
+    return np.array(number, _DTYPES[kind])
+
+
 def _as_view(value: memoryview) -> _Found | None:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, NotImplementedError):
         return None
     same = (array.shape, array.itemsize) == (value.shape, value.itemsize)  # else numpy knows no such format
-    return (array, Kind.MEMORYVIEW) if same and _is_plain_array(array) else None
+    if not same or not _is_plain_array(array) or _native(array.data.format) != _native(value.format):
+        return None
+    return array, Kind.MEMORYVIEW
+
+
+_LONGER = str.maketrans("lL", "qQ") if np.dtype("l").itemsize == np.dtype("q").itemsize else {}
+
+
+def _native(form: str) -> str:
+    """The format of a memoryview, without what makes no difference."""
+    return form.removeprefix("@").translate(_LONGER)
 
 
 def _is_plain_array(value: Array) -> TypeGuard[Array]:
     if type(value) not in (np.ndarray, np.memmap):
         return False  # subclasses carry more than their bytes
+    dtype = value.dtype
     try:
-        describe_dtype(value.dtype)
+        description = describe_dtype(dtype)
     except ValueError:
         return False
-    return True
+    # Dtypes that are equal for numpy can still differ in this:
+    return dtype.metadata is None and (dtype.fields is None or repr(dtype_of(description)) == repr(dtype))
 
 
 _RESTORE: dict[Kind, Callable[[Array], Any]] = {
@@ -230,6 +253,13 @@ _RESTORE: dict[Kind, Callable[[Array], Any]] = {
 }
 
 
+_PACKINGS: dict[tuple[Kind, object, tuple[int, ...]], struct.Struct] = {
+    (kind, _DTYPES[kind].str, ()): struct.Struct(f"<{form}")
+    for kind, form in ((Kind.BOOL, "?"), (Kind.INT, "q"), (Kind.FLOAT, "d"))
+}
+"""Of numbers as they are nearly always: without an array in between."""
+
+
 def _number(array: Array, kind: type) -> Any:
     number = array.item()
     if type(number) is not kind:
@@ -239,6 +269,9 @@ def _number(array: Array, kind: type) -> Any:
 
 def _restored(leaf: Leaf, memory: memoryview, copy: bool) -> Any:
     """A leaf as it was put: on this memory, or if it is copied, on its own."""
+    packing = _PACKINGS.get((leaf.kind, leaf.dtype, leaf.shape)) if leaf.kind in _DTYPES else None
+    if packing is not None:
+        return packing.unpack_from(memory, leaf.offset)[0]
     array = leaf.on(memory)
     array.flags.writeable = False
     if copy and leaf.kind in _ON_MEMORY:
@@ -288,17 +321,20 @@ class _Walk:
     """Through a value that may be a tree, along sorted keys."""
 
     def __init__(self) -> None:
-        self.leaves: list[_Found] = []
-        self._small = 0
+        self.leaves: list[tuple[Any, Kind]] = []
+        """Arrays and what they were; and numbers of Python's, of which arrays are made when they are needed."""
+        self.small = 0
+        """How many of them are numbers and bytes."""
         self._nodes = 0
 
     def node(self, value: object, depth: int) -> Node:
-        found = _as_leaf(value)
+        kind = _NUMBERS.get(type(value))
+        found = _as_leaf(value) if kind is None else (value, kind) if _fits(value) else None
         if found is None:
             return self.inner(value, depth)
         if found[1] not in _ON_MEMORY:
-            self._small += 1
-            if self._small > _MAX_SMALL_LEAVES:
+            self.small += 1
+            if self.small > _MAX_SMALL_LEAVES:
                 raise _NotATreeError(
                     f"a tree with more than {_MAX_SMALL_LEAVES} numbers, which are not in arrays,", somewhere=False
                 )
@@ -312,7 +348,7 @@ class _Walk:
         if depth > MAX_DEPTH:
             raise _NotATreeError(f"a tree of more than {MAX_DEPTH} levels", somewhere=False)
         kind = type(value)
-        if kind is dict or kind is OrderedDict:
+        if kind is dict or (kind is OrderedDict and not vars(value)):
             return self._dict(value, depth)  # type: ignore[arg-type]
         if kind is list:
             return ListNode(self._children(value, depth))  # type: ignore[arg-type]
@@ -321,7 +357,8 @@ class _Walk:
         fields = _fields_of(value) if isinstance(value, tuple) else None
         if fields is None:
             raise _NotATreeError(_a(value))
-        children = self._children(value, depth, lambda index: f".{fields[index]}")  # type: ignore[arg-type]
+        parts: list[object] = list(tuple.__iter__(value))  # type: ignore[arg-type]
+        children = self._children(parts, depth, lambda index: f".{fields[index]}")
         return NamedTupleNode(fields, children, kind.__module__, kind.__qualname__)
 
     def _dict(self, value: dict[Any, object], depth: int) -> Node:
@@ -329,7 +366,7 @@ class _Walk:
             if not _is_plain_key(key):
                 raise _NotATreeError(f"a dict with {_a(key)} as a key")
         given = list(value)
-        keys = sorted(given, key=lambda key: (isinstance(key, str), key))
+        keys = sorted(given, key=_rank)
         order = None
         if keys != given:
             places = {key: place for place, key in enumerate(keys)}
@@ -355,6 +392,11 @@ class _Walk:
             raise _NotATreeError(f"a tree of more than {_MAX_NODES} parts", somewhere=False)
 
 
+def _rank(key: str | int) -> tuple[bool, str | int]:
+    """Where a key stands among the keys of a dict."""
+    return isinstance(key, str), key
+
+
 def _is_plain_key(key: object) -> bool:
     """Keys that a layout can carry."""
     if type(key) is int:
@@ -366,7 +408,7 @@ def _fields_of(value: tuple[object, ...]) -> tuple[str, ...] | None:
     """The fields of a named tuple, if it is nothing but that, and whoever gets it can find its class."""
     kind = type(value)
     fields = getattr(kind, "_fields", None)
-    if not isinstance(fields, tuple) or len(fields) != len(value) or getattr(value, "__dict__", None):
+    if not isinstance(fields, tuple) or len(fields) != tuple.__len__(value) or getattr(value, "__dict__", None):
         return None
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return None
@@ -390,6 +432,61 @@ def _a(value: object) -> str:
     return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
 
 
+def _too_many_numbers() -> _NotATreeError:
+    what = f"a tree with more than {_MAX_NUMBERS} numbers, none of which is in an array,"
+    return _NotATreeError(what, somewhere=False)
+
+
+def _encode_flat(value: Collection[Any]) -> Encoded | None:
+    """A dict, list or tuple that has only numbers in it, or something that no tree has. These are put often, and by
+    programs that count microseconds: nothing is done for each of its parts. None if it must be looked at closely."""
+    kind = type(value)
+    if kind is dict:
+        names = tuple(value)
+        parts: Sequence[Any] = tuple(value.values())  # type: ignore[attr-defined]
+    elif kind is list or kind is tuple:
+        names, parts = (), value  # type: ignore[assignment]
+    else:
+        return None
+    kinds = tuple(map(type, parts))
+    for hopeless in _HOPELESS:
+        if hopeless in kinds:
+            place = kinds.index(hopeless)
+            error = _NotATreeError(_a(parts[place]))
+            error.path.append(f"[{names[place]!r}]" if names else f"[{place}]")
+            raise error
+    if not kinds or not _PACKED.keys() >= set(kinds):
+        return None
+    if len(kinds) > _MAX_NUMBERS:
+        raise _too_many_numbers()
+    layout, packing, order = _flat_form(kind, names, tuple(map(type, names)), kinds)
+    try:
+        data = packing.pack(*parts) if order is None else packing.pack(*[parts[place] for place in order])
+    except struct.error:  # a number that is too large
+        return None
+    return Encoded(len(data), layout, buffers=[(0, memoryview(data))])
+
+
+_HOPELESS = (str, type(None))
+_PACKED = {bool: "?", int: "q", float: "d"}
+
+
+@lru_cache(256)
+def _flat_form(
+    kind: type, names: tuple[Any, ...], _: tuple[type, ...], kinds: tuple[type, ...]
+) -> tuple[bytes, struct.Struct, list[int] | None]:
+    """The layout of such a tree, how its numbers become bytes, and which comes where unless they lie as they come. The
+    types of the names are given because `1` and `True` are the same name, but not the same layout."""
+    numbers = [number() for number in kinds]
+    found = _encode_tree(dict(zip(names, numbers, strict=True)) if kind is dict else kind(numbers))
+    order = sorted(range(len(names)), key=lambda place: _rank(names[place])) if names else list(range(len(kinds)))
+    form, end = "<", 0
+    for place, (leaf, array) in zip(order, found.arrays, strict=True):
+        form += f"{leaf.offset - end}x{_PACKED[kinds[place]]}"
+        end = leaf.offset + array.nbytes
+    return found.layout, struct.Struct(form), order if order != sorted(order) else None
+
+
 def _encode_tree(value: Collection[object]) -> Encoded:
     walk = _Walk()
     structure = walk.inner(value)
@@ -397,7 +494,10 @@ def _encode_tree(value: Collection[object]) -> Encoded:
         raise _NotATreeError(_a(value) if not value else f"{_a(value)} without an array or a number")
     arrays: list[tuple[Leaf, Array]] = []
     end = 0
-    for array, kind in walk.leaves:
+    if len(walk.leaves) == walk.small > _MAX_NUMBERS:
+        raise _too_many_numbers()
+    for found, kind in walk.leaves:
+        array = _array_of(found, kind) if kind in _DTYPES else found
         small = array.ndim == 0 and array.itemsize in _SIZES_OF_NUMBERS
         offset = aligned(end, array.itemsize) if small else aligned(end)
         leaf = Leaf(describe_dtype(array.dtype), array.shape, _is_fortran(array), offset, kind)

@@ -274,10 +274,11 @@ class Cluster:
         operations: sum, prod, min, max, mean, and, or, xor. The `timeout` is for handing in the request, and counts as
         0.75 s if it is less.
 
-        Objects must be arrays, numbers, or trees of them, and all have the same dtypes, shapes and keys. Dicts may have
-        their keys in any order: the result has the order, and the types of dicts, named tuples and numbers, of its
-        first contributor. The arithmetic is numpy's in the sources' own dtype, so sums may overflow without an error:
-        `uint8` sums from 256 on, and those of Python's ints, which are reduced as int64, beyond 63 bits.
+        Objects must be arrays, numbers, or trees of them, and all have the same dtypes, shapes and keys. Put many
+        numbers into an array: a tree has up to 16 without any array, and up to 256 beside some. Dicts may have their
+        keys in any order: the result has the order, and the types of dicts, named tuples and numbers, of its first
+        contributor. The arithmetic is numpy's in the sources' own dtype, so sums may overflow without an error: `uint8`
+        sums from 256 on, and those of Python's ints, which are reduced as int64, beyond 63 bits.
 
         Raises `ObjectDeletedError` if the target's ref was deleted a short while ago. What is wrong with the objects is
         known when they are there: then a get of the result raises it.

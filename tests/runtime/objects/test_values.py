@@ -76,6 +76,23 @@ def test_structured_and_subarray_dtypes() -> None:
     assert_same(round_trip(array), array)
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype([("a", "i1"), ("b", "f8")], align=True),
+        np.dtype((np.record, [("a", "i4")])),
+        np.dtype("i1", metadata={"enum": {"red": 1}}),
+    ],
+    ids=["aligned", "record", "metadata"],
+)
+def test_what_numpy_does_not_compare_comes_back_too(dtype: np.dtype[Any]) -> None:
+    plain = round_trip(np.zeros(3, [(name, dtype.fields[name][0]) for name in dtype.names or ()] or dtype.str))
+    array = round_trip(np.zeros(3, dtype))
+    assert repr(array.dtype) == repr(dtype)
+    assert array.dtype.metadata == dtype.metadata
+    assert plain.dtype.metadata is None
+
+
 def test_fortran_order_stays() -> None:
     array = np.asfortranarray(np.arange(12.0).reshape(3, 4))
     result = round_trip(array)
@@ -182,7 +199,47 @@ def test_numbers_and_bytes_come_back_as_what_they_were(value: object) -> None:
 
 
 def test_numbers_lie_side_by_side() -> None:
-    assert values.encode([1.0] * 100).size == 800
+    assert values.encode([1.0] * 16).size == 128
+    assert values.encode([*([1.0] * 100), np.zeros(4)]).size == 832 + 32
+
+
+NUMBERS = st.one_of(st.booleans(), st.integers(), st.floats(), st.complex_numbers())
+KEYS = st.one_of(st.integers(), st.text(), st.booleans(), st.none(), st.floats(allow_nan=False))
+
+
+@given(st.one_of(st.lists(NUMBERS), st.lists(NUMBERS).map(tuple), st.dictionaries(KEYS, NUMBERS)))
+def test_flat_trees_of_numbers_come_back_as_they_were(value: Any) -> None:
+    result = round_trip(value)
+    assert type(result) is type(value)
+    assert repr(result) == repr(value)
+
+
+@given(st.one_of(st.lists(NUMBERS, max_size=16), st.dictionaries(st.text(max_size=3), NUMBERS, max_size=16)))
+def test_flat_trees_of_numbers_are_laid_out_like_any_other(value: Any) -> None:
+    """They take another way, which remembers layouts."""
+    try:
+        other = values._encode_tree(value)
+    except values._NotATreeError:
+        return
+    encoded = values.encode(value)
+    assert encoded.layout == other.layout
+    assert encoded.to_bytes() == other.to_bytes()
+
+
+def test_names_that_are_equal_but_not_the_same_are_kept_apart() -> None:
+    for value in ({1: 2}, {True: 2}, {1.0: 2}, {1: 2}):
+        assert repr(round_trip(value)) == repr(value)
+
+
+@pytest.mark.parametrize("count", [16, 17, 256, 257])
+@pytest.mark.parametrize("make", [list, tuple, lambda numbers: dict(enumerate(numbers)), lambda numbers: [[*numbers]]])
+def test_numbers_without_an_array_are_a_tree_only_if_they_are_few(count: int, make: Callable[[Any], Any]) -> None:
+    numbers = make(range(count))
+    for value, most in ((numbers, 16), ({"n": numbers, "w": np.zeros(3)}, 256)):
+        encoded = values.encode(value)
+        is_tree = isinstance(decode_layout(encoded.layout, encoded.size), TreeLayout)
+        assert is_tree == (count <= most)
+        assert repr(round_trip(value)) == repr(value)
 
 
 @pytest.mark.parametrize("value", [Point(np.arange(3), {"b": 1, "a": Point(2.5, ())}), Empty(), [Empty(), 1]], ids=repr)
@@ -190,6 +247,27 @@ def test_named_tuples(value: Any) -> None:
     result = round_trip(value)
     assert type(result) is type(value)
     assert repr(result) == repr(value)
+
+
+def test_an_ordered_dict_that_carries_more_than_its_items_is_pickled() -> None:
+    """As the state of a model does."""
+    value = OrderedDict(a=np.arange(3), b=1)
+    value._metadata = {"version": 2}  # type: ignore[attr-defined]
+    assert round_trip(value)._metadata == {"version": 2}
+
+
+def test_a_view_that_numpy_would_give_back_as_another_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="a memoryview cannot be pickled"):
+        values.encode(memoryview(b"abc").cast("c"))
+    longs = memoryview(array.array("q", [1, 2]))
+    assert round_trip(longs) == longs
+
+
+def test_what_cannot_be_pickled_is_not_explained_by_what_is_not_a_tree() -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be pickled") as failed:
+        values.encode({"a": np.zeros(3), "b": lambda: None})
+    assert failed.value.__cause__ is not None
+    assert failed.value.__cause__.__context__ is None
 
 
 def test_a_tuple_that_carries_more_than_its_fields_is_pickled() -> None:
@@ -297,7 +375,11 @@ def test_bytes_are_not_copied_on_the_way_in(kind: Callable[[bytes], Any]) -> Non
         ({"a": {1.5: 1}}, "a dict with a float as a key at ['a']"),
         ([], "an empty list"),
         ({"a": []}, "a dict without an array or a number"),
-        ([1.0] * 300, "a tree with more than 256 numbers, which are not in arrays,"),
+        ([1, None], "None at [1]"),
+        ({"b": 1, "a": "text"}, "a str at ['a']"),
+        ([1.0] * 17, "a tree with more than 16 numbers, none of which is in an array,"),
+        ([[1.0] * 17], "a tree with more than 16 numbers, none of which is in an array,"),
+        ([np.zeros(3)] + [1.0] * 300, "a tree with more than 256 numbers, which are not in arrays,"),
     ],
 )
 def test_a_pickle_says_why_it_is_one(value: object, because: str) -> None:
