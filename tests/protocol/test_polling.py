@@ -11,7 +11,9 @@ from hoplite_ucx.protocol.events import (
     ContributorsCall,
     DeleteCall,
     DeleteDone,
+    DirectoryConnected,
     DirectoryLost,
+    DisconnectDirectory,
     FromNode,
     GetCall,
     Got,
@@ -29,12 +31,16 @@ from hoplite_ucx.protocol.events import (
     Waited,
 )
 from hoplite_ucx.protocol.messages import (
+    Alive,
     Ask,
+    Assemble,
     Contributors,
     Copy,
+    Declined,
     Delete,
     Deleted,
     Drop,
+    Failed,
     Inline,
     Join,
     ObjectState,
@@ -46,6 +52,8 @@ from hoplite_ucx.protocol.messages import (
     PutAccepted,
     Ready,
     Reduce,
+    Rejected,
+    Stripe,
     Unwant,
     Unwatch,
     Want,
@@ -64,6 +72,10 @@ SETTINGS = Settings()
 
 def place() -> Place:
     return Place(V, 1, SIZE, b"", SENDER, "address", MIB, RATE)
+
+
+def stripe(number: int) -> Place:
+    return Place(version(number), number, MIB, b"", SENDER, "address", MIB, RATE, sealed=False)
 
 
 def failure(effects: list[NodeEffect]) -> Failure:
@@ -177,6 +189,33 @@ def test_an_own_put_is_seen_before_the_directory_has_heard_of_it() -> None:
     assert n.handle(GetCall(1, R, LATER, once=True)) == sent
     assert n.only(n.directory(PutAccepted(5, V, existing=False)), Got).call == 1
     assert n.directory(Polled(1, ObjectState.READY)) == []
+
+
+def behind_another() -> NodeDriver:
+    """A get that asks once, of what is there, and has no room until a stream is over."""
+    n = NodeDriver(memory=SIZE + MIB)
+    n.handle(GetCall(9, ref(9), None))
+    stream = n.only(n.directory(Place(version(9), 1, SIZE, b"", SENDER, "address", MIB, RATE)), Receive).stream
+    n.positions[stream] = 1
+    n.handle(GetCall(1, R, LATER, once=True))
+    assert n.sent(n.directory(place()), Declined) == [Declined(V, 1)]
+    assert n.directory(Polled(1, ObjectState.READY)) == []
+    return n
+
+
+def test_what_is_deleted_while_there_is_no_room_for_it_is_not_waited_for() -> None:
+    n = behind_another()
+    assert n.sent(n.beat(int(SETTINGS.lease / SETTINGS.heartbeat)), Poll) == [Poll(1, R)]
+    assert n.directory(Polled(1, ObjectState.DELETED)) == [SendDirectory(Want(R))]
+    gone = Failure(FailureKind.DELETED, "it was deleted", "put another", R)
+    assert n.directory(Failed(R, gone)) == [CallFailed(1, gone)]
+
+
+@pytest.mark.parametrize(("state", "why"), [(ObjectState.UNKNOWN, "nobody has it"), (ObjectState.READY, "no room")])
+def test_what_is_lost_is_not_said_to_have_no_room(state: ObjectState, why: str) -> None:
+    n = behind_another()
+    n.handle(GetCall(2, R, n.now))
+    assert why in failure(n.directory(Polled(2, state))).detail
 
 
 def test_whoever_gives_up_forgets_the_question() -> None:
@@ -307,6 +346,35 @@ def test_a_node_that_is_late_itself_calls_a_silent_directory_silent() -> None:
     assert "the directory has not answered for" in failure(effects).detail
 
 
+def test_a_node_that_slept_gives_the_directory_the_rest_of_its_time() -> None:
+    """Else whoever asked before would be told that a directory is silent which answered, or was not asked."""
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    n.now += 60.0
+    n.handle(DirectoryLost())  # it had declared us dead
+    assert n.none(n.handle(Tick()), CallFailed)
+    assert n.sent(n.connect_effects(), Poll) == [Poll(1, R)]
+    assert "nobody has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
+
+
+def test_a_node_that_slept_does_not_hope_for_ever() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    n.now += 60.0
+    effects = n.handle(Tick()) + stand_still(n, SETTINGS.suspicion)
+    assert "the directory has not answered for 0.8 s" in failure(effects).detail
+
+
+def test_a_word_on_waking_up_is_not_heard_for_as_long_as_the_node_slept() -> None:
+    """The session's messages come before the heartbeat that is late."""
+    n = NodeDriver()
+    n.now += 60.0
+    n.directory(Alive())
+    stand_still(n, SETTINGS.suspicion + SETTINGS.heartbeat)
+    assert n.none(n.handle(PutCall(5, R, 3, b"", b"abc", None, fresh=True)), PutDone)
+    assert DisconnectDirectory() in stand_still(n, SETTINGS.lease)
+
+
 def test_one_that_answers_others_but_not_this_is_not_called_silent() -> None:
     n = NodeDriver()
     n.handle(GetCall(1, R, LATER, once=True))
@@ -348,6 +416,27 @@ def test_what_is_being_received_goes_on_without_a_directory() -> None:
     assert n.only(n.handle(ReceiveClosed(stream, SIZE, None)), Got).call == 1
 
 
+def test_what_comes_in_stripes_goes_on_without_a_directory() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    n.directory(Assemble(V, 5, 2 * MIB, b"", (Stripe(version(7), MIB), Stripe(version(8), MIB)), sealed=True))
+    streams = [n.only(n.directory(stripe(number)), Receive).stream for number in (7, 8)]
+    n.directory(Polled(1, ObjectState.READY))
+    n.handle(DirectoryLost())
+    assert n.none(stand_still(n, SETTINGS.lease + SETTINGS.suspicion), CallFailed)
+    n.handle(ReceiveClosed(streams[0], MIB, None))
+    assert n.only(n.handle(ReceiveClosed(streams[1], MIB, None)), Got).call == 1
+
+
+def test_stripes_that_do_not_come_are_not_waited_for_without_a_directory() -> None:
+    n = NodeDriver()
+    n.handle(GetCall(1, R, LATER, once=True))
+    n.directory(Assemble(V, 5, 2 * MIB, b"", (Stripe(version(7), MIB), Stripe(version(8), MIB)), sealed=True))
+    n.directory(Polled(1, ObjectState.READY))
+    n.handle(DirectoryLost())
+    assert "the directory has not answered" in failure(stand_still(n, SETTINGS.lease + SETTINGS.suspicion)).detail
+
+
 def test_a_wait_tells_what_is_ready_as_far_as_is_known() -> None:
     n = NodeDriver()
     n.handle(WaitCall(1, (ref(1), ref(2)), 2, LATER))
@@ -379,6 +468,43 @@ def test_a_put_that_was_done_is_offered_again_as_such() -> None:
     n.handle(PutCall(5, R, 3, b"", b"abc", 60.0, fresh=True))
     n.handle(DirectoryLost())
     assert n.connect().puts == (Put(5, R, 3, b"", b"abc", told=True),)
+
+
+# --- a directory that does not take the node in -----------------------------------------------------------------
+
+
+REFUSED = Failure(FailureKind.INVALID, "it speaks protocol 3, the directory 4", "run the same version everywhere")
+
+
+def test_a_put_is_not_done_before_the_directory_has_taken_the_node_in() -> None:
+    n = NodeDriver(joined=False)
+    n.handle(DirectoryConnected())
+    assert n.none(n.handle(PutCall(5, R, 3, b"", b"abc", 60.0, fresh=True)), PutDone)
+    assert n.directory(Rejected(REFUSED)) == [DisconnectDirectory()]
+    assert n.none(n.handle(PutCall(6, ref(2), 3, b"", b"abc", 60.0, fresh=True)), PutDone)
+    assert {put.call for put in n.connect().puts} == {5, 6}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_directory_that_refuses_this_node_is_not_called_busy(call: str) -> None:
+    n = NodeDriver(joined=False)
+    effects = n.handle(CALLS[call](n.now))
+    while n.now < 2 * SETTINGS.suspicion:
+        n.handle(DirectoryConnected())
+        n.directory(Rejected(REFUSED))
+        effects += stand_still(n, SETTINGS.heartbeat)
+    failed = failure(effects)
+    assert failed.detail.startswith(f"this node could not join the directory: {REFUSED.detail}")
+    assert failed.remedy == REFUSED.remedy
+
+
+def test_a_directory_that_took_it_in_later_is_not_said_to_have_refused_it() -> None:
+    n = NodeDriver(joined=False)
+    n.handle(DirectoryConnected())
+    n.directory(Rejected(REFUSED))
+    n.connect()
+    n.handle(GetCall(1, R, LATER, once=True))
+    assert "has not answered for 0.8 s" in failure(stand_still(n, SETTINGS.suspicion)).detail
 
 
 # --- what the directory says ------------------------------------------------------------------------------------
@@ -437,6 +563,27 @@ def test_who_polls_asks_no_more() -> None:
     d.tell("A", Reduce(5, ref(3), (ref(1), ref(4)), Operation.SUM, 2), Ask(9, ref(3)))
     assert polled(d, "A", 3) is ObjectState.COMING
     assert not d.directory.records[ref(3)].askers
+
+
+def test_who_gives_up_asking_asks_no_more() -> None:
+    d, n = DirectoryDriver("A"), NodeDriver()
+    d.tell("A", Reduce(5, ref(3), (ref(1), ref(4)), Operation.SUM, 2))
+    for message in n.sent(n.handle(ContributorsCall(9, ref(3), None)) + n.handle(CancelCall(9)), Ask | Poll):
+        d.tell("A", message)
+    assert not d.directory.records[ref(3)].askers
+    assert n.directory(Polled(9, ObjectState.COMING)) == []
+
+
+def test_what_is_deleted_is_told_together_with_what_is_ready() -> None:
+    d = DirectoryDriver("A", "B")
+    for number in (1, 2):
+        d.put("A", number)
+    d.tell("A", Delete(6, (ref(2),)))
+    d.heard("B")
+    d.tell("B", Watch((ref(2), ref(3), ref(1))))
+    assert d.heard("B") == [Ready((ref(2), ref(1)))]
+    d.tell("B", Unwatch((ref(3),)))
+    assert set(d.directory.records) == {ref(1)}
 
 
 def test_a_new_directory_answers_when_it_has_heard_everybody() -> None:

@@ -250,7 +250,7 @@ class NodeDriver:
 # --- snapshots --------------------------------------------------------------------------------------------------
 
 # What a refused message may change: the record of what happened, and of when someone was last heard.
-_IGNORED = {"stories", "heard", "now", "_now", "last_word", "refusal"}
+_IGNORED = {"stories", "heard", "now", "_now", "refusal"}
 
 
 def snapshot(machine: object) -> object:

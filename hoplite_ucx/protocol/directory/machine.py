@@ -81,6 +81,9 @@ from hoplite_ucx.protocol.messages import (
 )
 from hoplite_ucx.protocol.settings import Settings
 
+_ANSWERED = (ObjectState.READY, ObjectState.FAILED, ObjectState.DELETED)
+"""A get would answer at once, with a value or a failure."""
+
 
 class Directory:
     broadcast_type: type[Broadcast] = Broadcast
@@ -193,7 +196,8 @@ class Directory:
 
     def _on_join(self, node: NodeId, join: Join) -> None:
         if join.protocol != PROTOCOL:
-            detail, remedy = f"protocol {join.protocol} is not {PROTOCOL}", "run the same hoplite-ucx everywhere"
+            detail = f"it speaks protocol {join.protocol}, the directory {PROTOCOL}"
+            remedy = "run the same version of hoplite-ucx everywhere"
             self._reject(node, FailureKind.INVALID, detail, remedy)
         elif join.cluster != self.cluster:
             detail, remedy = f"this is cluster {self.cluster!r}, not {join.cluster!r}", "check the address"
@@ -433,13 +437,10 @@ class Directory:
     def _watch(self, member: Member, refs: tuple[bytes, ...]) -> None:
         ready = []
         for ref in refs:
-            record = self.objects.record(ref)
-            if record.deleted:
-                self.world.send(member.node, Failed(ref, deleted(ref)))
-                self.objects.settle(record)
-            elif self.objects.state_of(ref) in (ObjectState.READY, ObjectState.FAILED):
+            if self.objects.state_of(ref) in _ANSWERED:
                 ready.append(ref)
             else:
+                record = self.objects.record(ref)
                 record.watchers[member.node] = member
                 self.objects.involve(record, member)
         if ready:

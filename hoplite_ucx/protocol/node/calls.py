@@ -62,6 +62,7 @@ from hoplite_ucx.protocol.node.serving import Serving
 
 _TOMBSTONES_KEPT = 100_000
 _NOT_THERE = (ObjectState.UNKNOWN, ObjectState.COMING)
+_MOMENT = 0.001
 
 
 @dataclass(slots=True, eq=False)
@@ -428,7 +429,7 @@ class Calls:
         """Ask the directory what it knows; if it is known to be away, that is the answer."""
         context = self._context
         context.polls[call] = poll
-        poll.asked = context.now
+        poll.asked = context.awake()
         context.tell_directory(Poll(call, poll.ref))
         if context.joined or context.silence() < context.settings.suspicion:
             self._look_again(call, poll, context.settings.suspicion)
@@ -450,12 +451,18 @@ class Calls:
             self._end_wait(self.waits[answer.call])
         elif answer.state not in _NOT_THERE and not poll.is_final(self._context.now):
             self._look_again(answer.call, poll, self._context.settings.lease)  # it may be lost meanwhile
+            if answer.state is not ObjectState.READY and poll.ref is not None:
+                self._fetching.ask_again(poll.ref)
         else:
             self._not_there(answer.call, poll, answer.state)
 
     def _poll_expired(self, call: CallId, poll: OpenPoll) -> None:
         if poll.asked is not None:
-            self._unanswered(call, poll)
+            left = poll.asked + self._context.settings.suspicion - self._context.awake()
+            if left > _MOMENT:  # this node slept: the answer may be on its way, or the question was lost meanwhile
+                self._look_again(call, poll, left)
+            else:
+                self._unanswered(call, poll)
         elif poll.is_final(self._context.now):
             self._not_there(call, poll, ObjectState.READY)
         else:
@@ -472,7 +479,7 @@ class Calls:
             so_far = f": of {len(wait.call.refs)} refs {len(wait.ready)} are known to be ready"
         elif ref is not None and self._fetching.is_receiving(ref):
             so_far = f": {self._fetching.state_of(ref, None)}"
-        self._fail(call, context.unanswered(ref, poll.asked, so_far))
+        self._fail(call, context.unanswered(ref, so_far))
 
     def _not_there(self, call: CallId, poll: OpenPoll, known: ObjectState) -> None:
         ref = poll.ref
@@ -519,6 +526,8 @@ class Calls:
             self._fetching.give_up(call)
         elif (wait := self.waits.get(call)) is not None:
             self._forget_wait(wait)
+        elif (ask := self.asks.pop(call, None)) is not None:
+            self._context.tell_directory(Poll(call, ask.ref))  # which ends it there, too
         elif not self._forget_simple(call):
             self._memory.unpin(call)
 

@@ -20,7 +20,7 @@ class OpenPoll:
     until: float | None
     """If the object is there, the call may wait for its bytes until then."""
     asked: float | None = None
-    """Since when the answer is awaited; None if it has come."""
+    """Since when the answer is awaited, in `Context.awake`; None if it has come."""
 
     def is_final(self, now: float) -> bool:
         """The call ends with the answer, whatever it is."""
@@ -40,10 +40,14 @@ class Context:
         """Of the last directory that welcomed us."""
         self.joined = False
         """Whether messages reach the directory; what is not sent now is announced by the next `Join`."""
-        self.heard = -math.inf
-        """When the directory said something last, and later by what this node has slept through since."""
-        self.last_word = -math.inf
-        """The same as the clock had it."""
+        self.welcomed = False
+        """Whether the directory has taken us in, in this session."""
+        self.refusal: Failure | None = None
+        """Why we could not join, when it answered last."""
+        self.slept = 0.0
+        """By how much this node was late, in all its heartbeats."""
+        self.heard = 0.0
+        """When the directory said something last, in `awake`."""
         self.beat_due = math.inf
         self.polls: dict[CallId, OpenPoll] = {}
         self._effects: list[NodeEffect] = []
@@ -61,27 +65,30 @@ class Context:
         self.timers.cancel(("call", call))
         self.polls.pop(call, None)
 
+    def awake(self) -> float:
+        """A clock that stands still while this node sleeps: from when a heartbeat is due until it comes."""
+        return self.now - self.slept - max(0.0, self.now - self.beat_due)
+
     def silence(self) -> float:
         """For how long the directory has said nothing. What this node itself slept through does not count."""
-        late = max(0.0, self.now - self.beat_due)
-        return max(0.0, self.now - self.heard - late)
+        return self.awake() - self.heard
 
     def hears_directory(self) -> bool:
-        return self.joined and self.silence() < self.settings.suspicion
+        return self.welcomed and self.silence() < self.settings.suspicion
 
     def hear(self) -> None:
-        self.heard = self.last_word = self.now
+        self.heard = self.awake()
 
-    def unanswered(self, ref: bytes | None, asked: float | None = None, so_far: str = "") -> Failure:
-        """Why a call ends without the directory's word, which was `asked` for at that time, if it is known."""
+    def unanswered(self, ref: bytes | None, so_far: str = "") -> Failure:
+        """Why a call ends without the directory's word."""
         silence = self.silence()
-        if asked is not None and self.last_word < asked:
-            silence = max(silence, self.now - asked)
-        if self.joined and silence < min(2 * self.settings.heartbeat, self.settings.suspicion):  # it answers others
+        remedy = "check that the directory runs, and that this host can reach it"
+        if self.refusal is not None:
+            detail, remedy = f"this node could not join {self._directory}: {self.refusal.detail}", self.refusal.remedy
+        elif self.joined and silence < min(2 * self.settings.heartbeat, self.settings.suspicion):  # it answers others
             detail = f"{self._directory} did not say in time what it knows: it is busy, or was started a moment ago"
         else:
             detail = f"{self._directory} has not answered for {silence:.1f} s"
-        remedy = "check that the directory runs, and that this host can reach it"
         return Failure(FailureKind.TIMEOUT, f"{detail}{so_far}", remedy, ref)
 
     def tell_directory(self, message: ToDirectory) -> None:

@@ -36,9 +36,10 @@ from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Requ
 from hoplite_ucx.protocol.node.receiving import Incoming, Receiving
 from hoplite_ucx.protocol.node.serving import Serving
 
-_NOTHING_OF_IT = {
-    ObjectState.COMING: "it is still being put or reduced",
+_WITHOUT_IT = {
     ObjectState.UNKNOWN: "nobody has it: it was not put yet, or it was lost with the node that had it",
+    ObjectState.FAILED: "the reduction that was to make it has failed",
+    ObjectState.DELETED: "it was deleted",
 }
 
 
@@ -113,16 +114,27 @@ class Fetching:
 
     def is_receiving(self, ref: bytes) -> bool:
         """Bytes come, whatever the directory says or does not say."""
-        fetch = self._of_store(ref)
+        fetch, assembly = self._of_store(ref), self.assembling.assemblies.get(ref)
+        if assembly is not None:
+            return bool(assembly.copying) or any(map(self.is_receiving, assembly.left))
         return fetch is not None and fetch.incoming is not None
+
+    def ask_again(self, ref: bytes) -> None:
+        """A get of it would be answered now. Of one that waits for memory, the directory does not know."""
+        fetch = self._of_store(ref)
+        if fetch is not None and fetch.hungry_for is not None:
+            self._context.tell_directory(Want(ref))
 
     def state_of(self, ref: bytes, known: ObjectState | None) -> str:
         """What a get without a value was waiting for; `known` is what the directory says of the object."""
         fetch = self._of_store(ref)
+        if (fetch is None or fetch.sink is None) and known in _WITHOUT_IT:
+            return _WITHOUT_IT[known]
         if fetch is not None and (fetch.hungry_for is not None or fetch.request is not None):
             return "there is no room for it in the store"
         if fetch is None or fetch.sink is None:
-            return _NOTHING_OF_IT.get(known or ObjectState.READY, "it is there, but nothing of it has come")
+            coming = known is ObjectState.COMING
+            return "it is still being put or reduced" if coming else "it is there, but nothing of it has come"
         if self._awaits_seal(fetch):
             return "all its bytes have come, but the reduction that makes it is not decided"
         received = f"{fetch.sink.watermark} of {fetch.sink.size} bytes have come"

@@ -117,8 +117,6 @@ class NodeState:
         self._failures_to_connect = 0
         self._beats_sent: deque[float] = deque()  # that were not answered yet
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS_KEPT)
-        self.refusal: Failure | None = None
-        """Why the directory will not have this node, when it said so."""
 
     @property
     def node(self) -> NodeId:
@@ -194,6 +192,11 @@ class NodeState:
         """What this machine waits for, by key."""
         return list(self._context.timers)
 
+    @property
+    def refusal(self) -> Failure | None:
+        """Why this node could not join, when the directory answered last."""
+        return self._context.refusal
+
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self._context.stories.tell(ref)
 
@@ -245,7 +248,7 @@ class NodeState:
 
     def _session_lost(self) -> None:
         """Streams run on without the directory; only what needs it waits for the next session."""
-        self._context.joined = False
+        self._context.joined = self._context.welcomed = False
         self._beats_sent.clear()
         self.memory.session_lost()
         settings = self._context.settings
@@ -256,10 +259,10 @@ class NodeState:
     def _on_welcome(self, welcome: Welcome) -> None:
         if welcome.cluster != self._profile.cluster or welcome.incarnation < self._context.incarnation:
             detail = f"a directory of {welcome.cluster!r}, incarnation {welcome.incarnation}, answered"
-            self.refusal = Failure(FailureKind.STALE, detail, "check the address of the directory")
-            self._leave_session()
+            self._refused(Failure(FailureKind.STALE, detail, "check the address of the directory"))
             return
-        self.refusal = None
+        self._context.welcomed = True
+        self._context.refusal = None
         self._context.incarnation = welcome.incarnation
         self._members = welcome.members
         self._context.settings = welcome.settings
@@ -272,6 +275,11 @@ class NodeState:
         self._context.node = next_life(self.node)
         self.reducing.new_life()
         self.fetching.new_life()
+        self._leave_session()
+
+    def _refused(self, failure: Failure) -> None:
+        """What is said in this session reaches nobody. The next one may be with another directory."""
+        self._context.refusal = failure
         self._leave_session()
 
     def _leave_session(self) -> None:
@@ -293,7 +301,7 @@ class NodeState:
     def _beat(self, tick: Tick) -> None:
         settings = self._context.settings
         late = max(0.0, self._context.now - self._context.beat_due)
-        self._context.heard += late
+        self._context.slept += late
         self._set_beat()
         self.calls.beat(tick.positions)
         self.reducing.beat(tick.combined)
@@ -301,7 +309,7 @@ class NodeState:
         self.serving.beat(tick.positions)
         self.memory.beat()
         if self._context.joined:
-            if self._context.now - self._context.heard >= settings.lease:
+            if self._context.silence() >= settings.lease:
                 self._leave_session()
             else:
                 self._beats_sent.append(self._context.now)
@@ -366,8 +374,9 @@ class NodeState:
             case Fenced():
                 self._on_fenced(message)
             case Rejected(failure):
-                self.refusal = failure
-                if failure.kind is FailureKind.STALE:
+                if not self._context.welcomed:
+                    self._refused(failure)
+                elif failure.kind is FailureKind.STALE:
                     self._leave_session()  # it does not know us: join again
 
     def _drop(self, version: Version) -> None:
