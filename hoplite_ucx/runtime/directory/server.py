@@ -36,6 +36,7 @@ from hoplite_ucx.protocol.messages import Join, Put, Rejected, decode_to_directo
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.directory.lookup_sessions import Readers
 from hoplite_ucx.runtime.objects.trees import difference
+from hoplite_ucx.runtime.shell.directory_status import STATUS
 from hoplite_ucx.runtime.shell.early_links import MOST, introduction
 from hoplite_ucx.runtime.shell.refused_connections import tell_malformed, tell_refused
 from hoplite_ucx.runtime.shell.wakeups import Waker, now
@@ -46,9 +47,6 @@ from hoplite_ucx.transports.wire.session import Listener, Session, probe
 from hoplite_ucx.transports.wire.tls import Tls
 
 _log = logging.getLogger("hoplite.directory")
-
-STATUS = b"\xc1status"
-"""The question for a status; no message of the protocol begins with this byte."""
 
 DIRECTORY_NODE = 0
 """The number under which a directory proves itself; nodes draw theirs above it."""

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
-from hoplite_ucx.runtime.directory.server import STATUS
 from hoplite_ucx.runtime.host.addresses import resolved
 from hoplite_ucx.runtime.launch.tokens import given_token, read_token
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.local.roll_call import RollCall
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
+from hoplite_ucx.runtime.shell.directory_status import STATUS
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.wire.handshake import Identity, Kind
 from hoplite_ucx.transports.wire.session import Session, connect

@@ -17,9 +17,9 @@ from hoplite_ucx.protocol import lookups
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.lookups import Absent, Answer, Found, decode_answer
 from hoplite_ucx.runtime.directory import lookup_sessions
-from hoplite_ucx.runtime.directory import server as directories
 from hoplite_ucx.runtime.directory.server import DirectoryServer
 from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.shell.directory_status import STATUS
 from hoplite_ucx.runtime.worker import direct_lookup
 from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.refs import new_ref
@@ -243,7 +243,7 @@ def test_a_reader_can_look_and_nothing_else(live: Live) -> None:
     ref = live.hosts[0].put(SMALL)
     live.hosts[1].get(ref)
     look = ref.binary
-    for other in (directories.STATUS, b"", b"\xc1", wire.frame(wire.Ping(1)), look + b"x", bytes(65)):
+    for other in (STATUS, b"", b"\xc1", wire.frame(wire.Ping(1)), look + b"x", bytes(65)):
         with reader_session(live.address) as sock:
             assert isinstance(decode_answer(say(sock, look)), Found)
             assert say(sock, other) == b""
