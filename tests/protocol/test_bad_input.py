@@ -270,7 +270,6 @@ def test_inline_bytes_of_another_size_are_refused(data: bytes, size: int) -> Non
     ("message", "kind"),
     [
         (Want(DELETED), Failed),
-        (Watch((DELETED,)), Failed),
         (Put(7, DELETED, 1, b""), PutRefused),
         (Put(7, DELETED, 1, b"", b"x"), PutRefused),
     ],
@@ -280,6 +279,10 @@ def test_a_deleted_ref_is_said_to_be_deleted(message: ToDirectory, kind: type) -
     assert isinstance(answer, Failed | PutRefused)
     assert type(answer) is kind
     assert (answer.failure.kind, answer.failure.ref) == (FailureKind.DELETED, DELETED)
+
+
+def test_a_deleted_ref_is_ready_to_whoever_waits_for_it() -> None:
+    assert after("B", Watch((DELETED,))) == [Ready((DELETED,))]
 
 
 @pytest.mark.parametrize("message", [Unwant(DELETED), Unwant(UNKNOWN), Unwatch((DELETED, UNKNOWN, LIVE)), Want(LIVE)])
