@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime.worker.membership import Membership
@@ -14,9 +14,12 @@ UNDO_SECONDS = 5.0
 """For what a call that failed has made: its caller waits for the error."""
 
 
-class _Scope(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Scope:
     of: Membership
     made: list[ObjectRef]
+    is_over: bool = False
+    """Tasks that it began and outlive it still find it."""
 
 
 _scopes: contextvars.ContextVar[tuple[_Scope, ...]] = contextvars.ContextVar("hoplite_scopes", default=())
@@ -26,11 +29,14 @@ _scopes: contextvars.ContextVar[tuple[_Scope, ...]] = contextvars.ContextVar("ho
 @contextlib.contextmanager
 def collect(of: Membership, made: list[ObjectRef]) -> Iterator[None]:
     """Every ref that is made inside, in this cluster, is noted."""
-    mark = _scopes.set((*_scopes.get(), _Scope(of, made)))
+    scope = _Scope(of, made)
+    mark = _scopes.set((*_scopes.get(), scope))
     try:
         yield
     finally:
-        _scopes.reset(mark)
+        scope.is_over = True
+        with contextlib.suppress(ValueError):  # a generator may end it elsewhere than it began it
+            _scopes.reset(mark)
 
 
 @contextlib.contextmanager
@@ -45,7 +51,7 @@ def failing_too(error: BaseException) -> Iterator[None]:
 def note_made(of: Membership, ref: ObjectRef) -> ObjectRef:
     """Every ref that a call returns passes through here."""
     for scope in reversed(_scopes.get()):
-        if scope.of is of:
+        if scope.of is of and not scope.is_over:
             scope.made.append(ref)
             break
     return ref

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,31 @@ def test_scope() -> None:
     for gone in (ref, total):
         with pytest.raises(ObjectDeletedError):
             hoplite.get(gone)
+
+
+def test_a_scope_may_end_in_another_context_than_it_began_in() -> None:
+    """As those of generators do that a framework runs: fixtures of tests, what a request depends on."""
+
+    def resource() -> Iterator[hoplite.ObjectRef]:
+        with hoplite.scope():
+            yield hoplite.put(1)
+
+    made, began = resource(), copy_context()
+    ref = began.run(next, made)
+    with hoplite.scope():
+        assert copy_context().run(next, made, None) is None
+        with pytest.raises(ObjectDeletedError):
+            hoplite.get(ref, timeout=HANG)
+    later = began.run(hoplite.put, 2)
+    assert hoplite.get(later) == 2
+    with hoplite.scope():
+        task = copy_context()
+        with hoplite.scope():
+            inner = copy_context()
+        outlived = [context.run(hoplite.put, 3) for context in (task, inner)]
+    for ref in outlived:
+        with pytest.raises(ObjectDeletedError):
+            hoplite.get(ref, timeout=HANG)
 
 
 @pytest.mark.parametrize("size", [10, BIG])
