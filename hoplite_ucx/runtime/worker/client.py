@@ -60,8 +60,6 @@ class Client:
         self._closed = False
         self._mine: dict[int, Bytes] = {}
         """Memory that this process filled and may fill again, by its number."""
-        self._held: set[int] = set()
-        """The pins that came, of mappings that are not gone yet."""
         self._releases = Releases()
         self._asked_about: Mapping[int, int] | None = None
         """The releases that the agent was asked about in the background."""
@@ -340,25 +338,28 @@ class Client:
         """The memory of what was got. To be called in the order of the replies, as their descriptors come."""
         if value.data is not None:
             return memoryview(value.data)
-        self._held.add(value.pin)
+        forks = self._releases.forks
         fd = connection.take_fd()
-        give_back = partial(self._release, value.pin, self._releases.forks)
         try:
-            return shm.map_read_only(fd, value.capacity, give_back)[: value.size]
-        except OSError as error:
-            give_back()
-            raise _no_memory(error) from error
-        except BaseException:
-            give_back()
+            memory = shm.map_read_only(fd, value.capacity, self._unmapped)
+            self._releases.hold(value.pin, forks, memory.obj)
+            return memory[: value.size]
+        except BaseException as error:
+            self._release(value.pin, forks)
+            if isinstance(error, OSError):
+                raise _no_memory(error) from error
             raise
         finally:
             os.close(fd)
 
-    def _release(self, pin: int, forks: int) -> None:
-        """A mapping is gone, wherever its last view died, or a draft: the next call tells the agent, or another
-        thread."""
+    def _unmapped(self) -> None:
+        """A mapping is gone, wherever its last view died: the next call tells the agent, or another thread."""
         if os.getpid() == self._pid and not self._closed:
-            self._held.discard(pin)
+            self._poke()
+
+    def _release(self, pin: int, forks: int) -> None:
+        """The same of what was never mapped, and of drafts."""
+        if os.getpid() == self._pid and not self._closed:
             self._releases.add(pin, forks)
             self._poke()
 
@@ -402,7 +403,7 @@ class Client:
             self._mine.pop(reply.backing, None)
         elif isinstance(reply, wire.Doubtful):  # a connection that is closed is read no more: what came of it is held
             for pin in reply.pins:
-                if pin not in self._held:
+                if not self._releases.holds(pin):
                     self._releases.add(pin, self._releases.forks)
             self._tell_releases()
         elif isinstance(reply, wire.Done) and self._asked_about is not None:

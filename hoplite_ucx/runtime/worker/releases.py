@@ -6,10 +6,14 @@ reply shows that all that was sent before its request was heard. To say it twice
 number of its own.
 
 Nothing here takes a lock. Arrays die on any thread, also within these very lines, in a finalizer or a signal handler;
-so what is shared is changed and copied in single steps.
+so what is shared is changed and copied in single steps. That a mapping died is noted without any code of Python's: a
+ctrl-C could end that code, and nobody would ever know.
 """
 
+import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 from hoplite_ucx.runtime.local import wire
@@ -17,8 +21,19 @@ from hoplite_ucx.runtime.local import wire
 _NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
+class _Hold(weakref.ref[object]):
+    """A mapping that exists, and its pin."""
+
+    __slots__ = ("forks", "pin")
+    pin: int
+    forks: int
+
+
 class Releases:
     def __init__(self) -> None:
+        self._held: dict[int, _Hold] = {}
+        self._gone: deque[_Hold] = deque()
+        """Of mappings that died since somebody looked."""
         self.forks = 0
         """How often this process forked; a fork while memory is mapped gives it to the child, too."""
         self._unheard: dict[int, int] = {}
@@ -29,8 +44,19 @@ class Releases:
         """Also of one that was added before: what is known of it stays."""
         self._unheard.setdefault(pin, forks)
 
+    def hold(self, pin: int, forks: int, mapping: object) -> None:
+        """It is released when the mapping dies. What had forked before it was mapped does not count."""
+        hold = _Hold(mapping, self._gone.append)
+        hold.pin, hold.forks = pin, forks
+        self._held[pin] = hold
+
+    def holds(self, pin: int) -> bool:
+        return pin in self._held
+
     def unheard(self) -> Mapping[int, int]:
         """All that the agent may not have heard of."""
+        if self._gone:
+            self._add_gone()
         return self._unheard.copy() if self._unheard else _NOTHING
 
     def untold(self) -> Mapping[int, int]:
@@ -38,6 +64,14 @@ class Releases:
         unheard, told = self.unheard(), self._told
         self._told = unheard
         return {pin: forks for pin, forks in unheard.items() if pin not in told}
+
+    def _add_gone(self) -> None:
+        """Another thread may do the same, and either may be interrupted: each is forgotten only after it is added."""
+        for hold in list(self._gone):
+            self.add(hold.pin, hold.forks)
+            self._held.pop(hold.pin, None)
+            with suppress(ValueError):
+                self._gone.remove(hold)
 
     def heard(self, pins: Iterable[int]) -> None:
         for pin in pins:

@@ -24,6 +24,7 @@ from tests.tools.waiting import HANG, eventually
 
 TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 
+ROOM = 16 << 20
 LARGE = np.arange(1 << 19)
 SMALL = np.arange(30 << 10)
 """It goes by copy, and is more than a socket takes at once."""
@@ -77,7 +78,35 @@ def test_a_get_that_is_interrupted_while_it_maps_leaves_nothing_pinned(
         patch.setattr(shm, "map_read_only", lambda *_: interrupted())
         with pytest.raises(KeyboardInterrupt):
             cluster.get(ref, timeout=HANG)
-    assert not ours._held
+    assert not ours._releases._held
+    assert (cluster.get(ref, timeout=HANG) == LARGE).all()
+
+
+def test_an_array_that_dies_while_its_user_interrupts_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the finalizers are, who would tell of it. What is raised in them goes nowhere."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    monkeypatch.setattr(Client, "_tell_releases", lambda _: None)
+    seen: list[int] = []
+
+    def interrupt(frame: FrameType, event: str, _: object) -> TraceFunction:
+        if event == "line" and frame.f_code.co_filename != __file__ and len(seen) < lines:
+            seen.append(frame.f_lineno)
+            if len(seen) == lines:
+                raise KeyboardInterrupt
+        return interrupt
+
+    with hoplite.connect(memory=ROOM) as cluster:
+        whole, lines, before = np.zeros(ROOM, np.uint8), 0, sys.gettrace()
+        while len(seen) == lines:
+            lines += 1
+            seen.clear()
+            ref = cluster.put(whole, timeout=HANG)
+            arrays = [cluster.get(ref, timeout=HANG)]
+            cluster.delete(ref)
+            sys.settrace(interrupt)
+            arrays.clear()
+            sys.settrace(before)
+        assert lines > 2
 
 
 def test_an_error_of_a_signal_handler_in_the_middle_of_a_message_does_not_garble_what_follows(
