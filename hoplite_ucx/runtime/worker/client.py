@@ -227,7 +227,11 @@ class Client:
     def _connect(self, among: "_Alive[Connection]", deadline: float | None = None) -> Connection:
         self.check_open()
         remedy = self._background.remedy
-        connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=remedy)
+        try:
+            connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=remedy)
+        except HopliteError:
+            self.check_open()  # meanwhile: it is not the agent's fault
+            raise
         among.add(connection)
         if self._closed:  # meanwhile
             connection.end()

@@ -16,6 +16,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from hoplite_ucx.errors import ClosedError, GetTimeoutError, InvalidRequestError
+from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.runtime.worker import async_api, client, connection, default_cluster, loop_calls
 from hoplite_ucx.runtime.worker.daemon_pool import DaemonPool
 from tests.tools.waiting import HANG, eventually
@@ -193,7 +194,7 @@ def test_a_shutdown_ends_what_other_threads_wait_for() -> None:
 
     thread = threading.Thread(target=get)
     thread.start()
-    eventually(lambda: cluster._of.client.status()["calls"])
+    eventually(lambda: cluster._of.client.status()["calls"] == 2)  # the draft, and the get
     cluster.close()
     thread.join(HANG)
     [error] = ended
@@ -202,6 +203,20 @@ def test_a_shutdown_ends_what_other_threads_wait_for() -> None:
     assert "agent" not in str(error)
     with pytest.raises(ClosedError, match="shut down"):
         draft.seal()
+
+
+def test_a_call_that_a_shutdown_finds_connecting_does_not_blame_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = hoplite.connect(memory=64 << 20)
+    reach = connection.Connection._reach
+
+    def close_first(self: connection.Connection, name: str) -> None:
+        monkeypatch.setattr(connection.Connection, "_reach", reach)
+        cluster.close()
+        raise ClosedError(Failure(FailureKind.CLOSED, "the agent is gone", "start it again"))
+
+    monkeypatch.setattr(connection.Connection, "_reach", close_first)
+    with ThreadPoolExecutor(1) as another, pytest.raises(ClosedError, match="shut down"):
+        another.submit(cluster.put, 1).result(HANG)
 
 
 class Clock:
