@@ -60,12 +60,15 @@ def post_warden() -> int | None:
     if mutex is None or _libc.pthread_mutex_lock(mutex):
         return None
     agent, inherited = os.getpid(), {os.fstat(fd).st_ino for _, fd in _connections()}
+    # The warden ends with the agent, and not before: it begins with all signals blocked, and stays so.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid: int = _libc.syscall(number, _CLONE_FILES | signal.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
         try:
             _watch(agent, mutex, inherited)
         finally:
             os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid if pid > 0 else None
 
 
@@ -90,7 +93,6 @@ def _robust_mutex() -> ctypes.c_void_p | None:
 
 
 def _watch(agent: int, mutex: ctypes.c_void_p, inherited: set[int]) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # it ends with the agent, and not before
     _libc.prctl(_PR_SET_NAME, b"hoplite-warden", 0, 0, 0)
     with contextlib.suppress(OSError):  # few may: a millisecond of work that cannot wait
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

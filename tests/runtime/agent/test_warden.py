@@ -129,6 +129,27 @@ def test_nothing_but_a_kill_ends_the_warden_before() -> None:
         assert not _is_gone(it.warden)
 
 
+_EARLY = """
+import os, signal
+from hoplite_ucx.runtime.agent import warden
+
+def watch(*_):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    os._exit(7)
+
+warden._watch = watch
+pid = warden.post_warden()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+"""
+
+
+def test_nor_does_a_signal_that_finds_the_warden_beginning() -> None:
+    """Who starts it hears signals as before."""
+    command = [sys.executable, "-c", _EARLY]
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=HANG, check=True).stdout == "7 0\n"
+
+
 def test_a_process_goes_on_without_its_warden() -> None:
     with watched() as it:
         os.kill(it.warden, signal.SIGKILL)
