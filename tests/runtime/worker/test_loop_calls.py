@@ -71,9 +71,17 @@ def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, m
     async def main() -> None:
         (get,) = waiting(1, timeout=None)
         (session,) = (await under_way(1))._sessions
-        for is_asked in (True, False):  # and then it has answered
-            while (session._pinged is not None) is not is_asked:
-                await asyncio.sleep(0.01)
+        send, asked = session._send, asyncio.Event()
+
+        def noted(request: wire.Request) -> None:
+            if isinstance(request, wire.Ping):
+                asked.set()
+            send(request)
+
+        monkeypatch.setattr(session, "_send", noted)
+        await asyncio.wait_for(asked.wait(), HANG)
+        while session._pinged is not None:  # until it has answered
+            await asyncio.sleep(0.01)
         assert not get.done()
         os.kill(own_cluster, signal.SIGSTOP)
         try:
