@@ -17,6 +17,7 @@ from hoplite_ucx import aio
 from hoplite_ucx.errors import ClosedError
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.worker import default_cluster, loop_calls
+from hoplite_ucx.runtime.worker.connection import PING
 from tests.runtime.worker.test_async_api import Run, both_loops, under_way
 from tests.tools.waiting import HANG, eventually
 
@@ -73,10 +74,10 @@ def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, m
         (session,) = (await under_way(1))._sessions
         send, asked = session._send, asyncio.Event()
 
-        def noted(request: wire.Request) -> None:
-            if isinstance(request, wire.Ping):
+        def noted(frames: bytes) -> None:
+            if frames == wire.frame(wire.Ping(PING)):
                 asked.set()
-            send(request)
+            send(frames)
 
         monkeypatch.setattr(session, "_send", noted)
         await asyncio.wait_for(asked.wait(), HANG)
