@@ -15,10 +15,13 @@ Rules of every transport:
 """
 
 import enum
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+from hoplite_ucx.transports.wire.handshake import Peer
 
 __all__ = [
     "CLOSE_SECONDS",
@@ -167,6 +170,14 @@ class Transport(ABC):
     """All links of one node over one kind of transport. Peers are named by a number below 2**64 that they prove."""
 
     @abstractmethod
+    def adopt(self, sock: socket.socket, peer: Peer) -> None:
+        """Take a proven connection on which the peer will receive."""
+
+    @abstractmethod
+    def prepare(self, sender: int, address: str) -> None:
+        """Open the link to a sender before there is a stream. If that cannot be done, no stream suffers."""
+
+    @abstractmethod
     def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
         """Receive the stream into the sink; the link to `address` is opened if there is none."""
 
@@ -203,6 +214,14 @@ class Transport(ABC):
     @abstractmethod
     def links(self) -> list[LinkStatus]:
         """Every end of a link that this node has."""
+
+    def reasons(self) -> dict[int, str]:
+        """Why each sender is received from as it is, for a transport that has a choice."""
+        return {}
+
+    def lanes(self) -> dict[tuple[int, Side], list[str]]:
+        """What each link really runs over, as transport/device, where the transport can tell."""
+        return {}
 
     @abstractmethod
     def drop(self, peer: int) -> None:

@@ -211,17 +211,11 @@ class MixedTransport(Transport):
     def links(self) -> list[LinkStatus]:
         return [link for transport in self._transports() for link in transport.links()]
 
-    def reasons(self) -> dict[int, Choice]:
-        """Why each sender is received from as it is."""
-        return dict(self._choices)
+    def reasons(self) -> dict[int, str]:
+        return {sender: choice.reason for sender, choice in list(self._choices.items())}
 
     def lanes(self) -> dict[tuple[int, Side], list[str]]:
-        """What UCX really uses for each of its links."""
-        return {
-            where: [f"{lane.transport}/{lane.device}" for lane in lanes]
-            for ucx in self._ucx.values()
-            for where, lanes in ucx.lanes().items()
-        }
+        return {where: lanes for ucx in self._ucx.values() for where, lanes in ucx.lanes().items()}
 
     def drop(self, peer: int) -> None:
         for transport in self._transports():

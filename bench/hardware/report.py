@@ -142,8 +142,7 @@ class _Link:
         return took
 
     def lanes(self) -> list[str]:
-        found = [lane for lanes in self._end.transport.lanes().values() for lane in lanes]
-        return sorted({f"{lane.transport}/{lane.device}" for lane in found})
+        return sorted({lane for lanes in self._end.transport.lanes().values() for lane in lanes})
 
 
 def _throughput(peer: Peer, settings: UcxSettings, size: int, granule: int) -> dict[str, Any]:

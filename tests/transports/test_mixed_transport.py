@@ -94,7 +94,7 @@ def test_the_receiver_chooses_for_each_link() -> None:
             transfer(sender, receiver, number)
         assert used(b, a.node) == used(b, c.node) == {"tcp"}
         assert used(a, b.node) == used(c, a.node) == used(c, b.node) == {"ucx"}
-        assert "links.transport = 'ucx'" in c.transport.reasons()[a.node].reason
+        assert "links.transport = 'ucx'" in c.transport.reasons()[a.node]
         assert c.transport.lanes()[a.node, Side.RECEIVING] == ["tcp/lo"]
 
 
@@ -146,7 +146,7 @@ def test_settings_that_differ_fall_back_to_tcp_at_once() -> None:
         transfer(a, b, 1)
         transfer(a, b, 2)
         assert used(b, a.node) == {"tcp"}
-        assert "segment is" in b.transport.reasons()[a.node].reason
+        assert "segment is" in b.transport.reasons()[a.node]
         assert {type(error) for error in lost} == {DisagreementError}
 
 
@@ -164,7 +164,7 @@ def test_releases_with_other_records_fall_back_to_tcp_at_once(monkeypatch: pytes
     with nodes(UCX, UCX, lost=lost) as (a, b):
         transfer(a, b, 1)
         assert used(b, a.node) == {"tcp"}
-        assert "version of the link's records is" in b.transport.reasons()[a.node].reason
+        assert "version of the link's records is" in b.transport.reasons()[a.node]
         assert DisagreementError in {type(error) for error in lost}
 
 
@@ -179,7 +179,7 @@ def test_a_peer_that_does_not_use_ucx() -> None:
     with nodes(Configuration(require=Kind.TCP), UCX) as (a, b):
         transfer(a, b, 1)
         assert used(b, a.node) == {"tcp"}
-        assert "UCX is not used there" in b.transport.reasons()[a.node].reason
+        assert "UCX is not used there" in b.transport.reasons()[a.node]
 
 
 def test_settings_of_a_rule_find_their_like() -> None:
@@ -207,7 +207,7 @@ def test_a_link_that_breaks_in_mid_object_goes_on_over_tcp() -> None:
         wait_until(lambda: incoming.memory.watermark() > watermark, "it goes on")
         again.complete(5)
         assert used(b, a.node) >= {"tcp"}
-        assert "failed on this link lately" in b.transport.reasons()[a.node].reason
+        assert "failed on this link lately" in b.transport.reasons()[a.node]
 
 
 def test_the_fastest_is_found_by_the_streams_themselves() -> None:
@@ -221,6 +221,6 @@ def test_the_fastest_is_found_by_the_streams_themselves() -> None:
         carried = {link.transport: link.bytes for link in b.transport.links() if link.side is Side.RECEIVING}
         assert min(carried["tcp"], carried["ucx"]) == 3 * size
         assert max(carried["tcp"], carried["ucx"]) == 7 * size
-        reason = b.transport.reasons()[a.node].reason
+        reason = b.transport.reasons()[a.node]
         assert reason.startswith("the fastest: ucx tcp: ")
         assert reason.count("measured") == 2

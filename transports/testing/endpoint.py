@@ -7,12 +7,12 @@ given. Each transport has an endpoint of its own beside it.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.wire.handshake import Identity, Peer
+from hoplite_ucx.transports.interface import Transport
+from hoplite_ucx.transports.wire.handshake import Identity
 from hoplite_ucx.transports.wire.session import Listener
 
 __all__ = ["LOOPBACK", "ListeningEndpoint"]
@@ -21,15 +21,7 @@ LOOPBACK = "127.0.0.1"
 _SECONDS = 5.0
 
 
-class _Adopting(Protocol):
-    """A transport, as far as the one who listens for it must know it."""
-
-    def adopt(self, sock: socket.socket, peer: Peer) -> None: ...
-
-    def close(self, timeout: float = ...) -> bool: ...
-
-
-_T = TypeVar("_T", bound=_Adopting)
+_T = TypeVar("_T", bound=Transport)
 
 
 class ListeningEndpoint(Generic[_T]):

@@ -30,7 +30,6 @@ from hoplite_ucx.transports.interface import (
 from hoplite_ucx.transports.link_table import LinkTables
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection
-from hoplite_ucx.transports.ucx.library import Lane
 from hoplite_ucx.transports.ucx.receiving import Incoming, ReceivingLink
 from hoplite_ucx.transports.ucx.sending import Outgoing, SendingLink
 from hoplite_ucx.transports.ucx.settings import UcxSettings
@@ -158,13 +157,15 @@ class UcxTransport(Transport):
     def links(self) -> list[LinkStatus]:
         return self._links.statuses()
 
-    def lanes(self, seconds: float = 1.0) -> dict[tuple[int, Side], list[Lane]]:
+    def lanes(self, seconds: float = 1.0) -> dict[tuple[int, Side], list[str]]:
         """What UCX really gave each link, asked of UCX itself; empty if it does not answer in time."""
-        found: dict[tuple[int, Side], list[Lane]] = {}
+        found: dict[tuple[int, Side], list[str]] = {}
         answered = threading.Event()
 
         def ask() -> None:
-            found.update(((link.peer, link.status().side), link.lanes()) for link in self._links.all())
+            for link in self._links.all():
+                lanes = [f"{lane.transport}/{lane.device}" for lane in link.lanes()]
+                found[link.peer, link.status().side] = lanes
             answered.set()
 
         if self._engine is None or self._closed:

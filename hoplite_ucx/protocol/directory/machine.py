@@ -86,6 +86,8 @@ _ANSWERED = (ObjectState.READY, ObjectState.FAILED, ObjectState.DELETED)
 
 
 class Directory:
+    incarnation: int
+    cluster: str
     broadcast_type: type[Broadcast] = Broadcast
     reduction_type: type[Reduction] = Reduction
 
@@ -159,6 +161,13 @@ class Directory:
     def look(self, ref: bytes) -> Answer:
         """What a reader is told of a ref. This changes nothing, and may come between any two events."""
         return self.objects.look(ref)
+
+    def nodes(self) -> list[Member]:
+        """Who is there, for a shell to read."""
+        return list(self.members)
+
+    def known_objects(self) -> int:
+        return len(self.records)
 
     def wakeup(self) -> float | None:
         """When the shell must send a `Tick` at the latest."""

@@ -55,6 +55,10 @@ class Assembling:
         self._fetching = fetching
         self.assemblies: dict[bytes, Assembly] = {}  # by target
 
+    def copied_into(self, segment: int) -> list[bytes]:
+        """The targets whose window this is, while a stripe is copied into it."""
+        return [target for target, assembly in self.assemblies.items() if segment in assembly.copying]
+
     def assemble(self, message: Assemble) -> None:
         """The directory says what the target is put together from; each stripe's placement follows."""
         ref = message.version.ref

@@ -119,6 +119,13 @@ class Fetching:
             return bool(assembly.copying) or any(map(self.is_receiving, assembly.left))
         return fetch is not None and fetch.incoming is not None
 
+    def awaiting(self, ref: bytes) -> list[CallId]:
+        """Who gets an object, or what is put together from it."""
+        fetch = self._of_store(ref)
+        if fetch is None:
+            return []
+        return list(fetch.getters) if fetch.whole is None else self.awaiting(fetch.whole)
+
     def ask_again(self, ref: bytes) -> None:
         """A get of it would be answered now. Of one that waits for memory, the directory does not know."""
         fetch = self._of_store(ref)

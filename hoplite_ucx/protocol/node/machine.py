@@ -37,7 +37,7 @@ from hoplite_ucx.protocol.events import (
     Unpin,
     WaitCall,
 )
-from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, label, next_life
+from hoplite_ucx.protocol.ids import NO_SLOT, CallId, NodeId, StreamId, Version, label, next_life
 from hoplite_ucx.protocol.messages import (
     PROTOCOL,
     Alive,
@@ -77,7 +77,7 @@ from hoplite_ucx.protocol.node.calls import Calls
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
 from hoplite_ucx.protocol.node.invariants import check_node
-from hoplite_ucx.protocol.node.memory import Memory, Phase
+from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
 from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.reducing import Reducing
 from hoplite_ucx.protocol.node.serving import Serving
@@ -85,6 +85,26 @@ from hoplite_ucx.protocol.settings import GIB, Settings
 
 # The round trips of the last heartbeats, of which the quickest is told.
 _ROUND_TRIPS_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingStatus:
+    """A stream that this node receives: for its store, or into the slot that makes another ref."""
+
+    stream: StreamId
+    ref: bytes
+    into: bytes
+    sender: NodeId
+    position: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    limit: int
+    used: int
+    objects: int
+    largest: tuple[Holding, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +216,41 @@ class NodeState:
     def refusal(self) -> Failure | None:
         """Why this node could not join, when the directory answered last."""
         return self._context.refusal
+
+    # --- what a shell asks: it looks at nothing inside ------------------------------------------------------------
+
+    def calls_awaiting(self, ref: bytes) -> list[CallId]:
+        """Who gets an object, or what is put together from it."""
+        return self.fetching.awaiting(ref)
+
+    def calls_awaiting_copy(self, segment: int) -> list[CallId]:
+        """Who gets what a stripe of this node is being copied into."""
+        targets = self.fetching.assembling.copied_into(segment)
+        return [call for target in targets for call in self.fetching.awaiting(target)]
+
+    def slot_fed_by(self, stream: StreamId) -> bytes:
+        """The ref that is made of what a stream brings; empty if it is for the store."""
+        incoming = self.receiving.streams.get(stream)
+        return incoming.fetch.into if incoming is not None else NO_SLOT
+
+    def incoming(self) -> list[IncomingStatus]:
+        """What is being received, as far as this machine has heard of it."""
+        return [
+            IncomingStatus(
+                stream,
+                incoming.placement.version.ref,
+                incoming.fetch.into,
+                incoming.placement.sender,
+                incoming.position,
+                incoming.placement.size,
+            )
+            for stream, incoming in self.receiving.streams.items()
+            if not incoming.closing
+        ]
+
+    def store(self, largest: int = 0) -> StoreStatus:
+        memory = self.memory
+        return StoreStatus(memory.limit, memory.used, len(memory.segments), tuple(memory.largest(largest)))
 
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self._context.stories.tell(ref)

@@ -67,7 +67,7 @@ from hoplite_ucx.runtime.shell.refused_connections import tell_refused
 from hoplite_ucx.runtime.shell.wakeups import Waker, now
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError, WrongClusterError
-from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink, Stream
+from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink, Stream, Transport
 from hoplite_ucx.transports.mixed_transport import open_transport
 from hoplite_ucx.transports.wire.addresses import check_token
 from hoplite_ucx.transports.wire.handshake import Identity, Kind
@@ -127,8 +127,10 @@ class Agent:
         self._peers = PeerSessions(self._me, self.dispatch)
         self._workers = Workers(self.dispatch, self._greeting, self.status, self._directory_at)
         self._store = self._workers.store = Store(profile.memory, self._workers.forget)
-        self._transport = transport = await self._loop.run_in_executor(None, open_transport, self._me)
-        self._listener = Listener(self._me, {Kind.PEER: self._peers.accept}, transport.adopt, on_refused=tell_refused)
+        self._transport: Transport = await self._loop.run_in_executor(None, open_transport, self._me)
+        self._listener = Listener(
+            self._me, {Kind.PEER: self._peers.accept}, self._transport.adopt, on_refused=tell_refused
+        )
         self.address = await self._listener.start(host, profile.port)
         node_profile = NodeProfile(
             host=host,
@@ -386,8 +388,7 @@ class Agent:
         return SegmentSink(segment), segment.watermark()
 
     def _record_of(self, effect: Receive) -> ReceivedStream:
-        incoming = self.machine.receiving.streams.get(effect.stream)
-        into = incoming.fetch.into.hex() if incoming is not None else ""
+        into = self.machine.slot_fed_by(effect.stream).hex()
         sender = label(effect.sender)
         return ReceivedStream(effect.version.ref.hex(), into, sender, effect.offset, effect.size, now())
 
@@ -483,7 +484,7 @@ class Agent:
         return DirectoryAt(call, self._profile.directory, self._profile.token, self.machine.incarnation)
 
     def status(self, history: bool = False) -> dict[str, Any]:
-        memory = self.machine.memory
+        store = self.machine.store(largest=10)
         return {
             **({"history": self._history.tell()} if history else {}),
             "agent": self.agent_id,
@@ -495,8 +496,8 @@ class Agent:
             "uptime": now() - self._started,
             "workers": len(self._workers),
             "calls": self._workers.open_calls,
-            "memory": {"limit": memory.limit, "used": memory.used, "pooled": self._store.pooled},
-            "objects": len(memory.segments),
+            "memory": {"limit": store.limit, "used": store.used, "pooled": self._store.pooled},
+            "objects": store.objects,
             "largest": [
                 {
                     "ref": holding.ref.hex(),
@@ -505,7 +506,7 @@ class Agent:
                     "idle": now() - holding.used_at,
                     "pins": len(holding.pins),
                 }
-                for holding in memory.largest(10)
+                for holding in store.largest
             ],
             "streams": self._open_streams(),
             "links": self._links(),
@@ -521,7 +522,7 @@ class Agent:
                 "transport": link.transport,
                 "bytes": link.bytes,
                 "lanes": lanes.get((link.peer, link.side), []) if link.transport == "ucx" else [],
-                "reason": reasons[link.peer].reason
+                "reason": reasons[link.peer]
                 if link.side is Side.RECEIVING and link.peer in reasons
                 else "as the receiver chose",
             }
@@ -534,14 +535,13 @@ class Agent:
         positions = self._transport.receive_positions() | self._local.positions()
         return [
             {
-                "ref": incoming.placement.version.ref.hex(),
-                "into": incoming.fetch.into.hex(),
-                "sender": label(incoming.placement.sender),
-                "position": positions.get((stream.receiver, stream.number), incoming.position),
-                "size": incoming.placement.size,
+                "ref": incoming.ref.hex(),
+                "into": incoming.into.hex(),
+                "sender": label(incoming.sender),
+                "position": positions.get((incoming.stream.receiver, incoming.stream.number), incoming.position),
+                "size": incoming.size,
             }
-            for stream, incoming in self.machine.receiving.streams.items()
-            if not incoming.closing
+            for incoming in self.machine.incoming()
         ]
 
 

@@ -23,7 +23,7 @@ from hoplite_ucx.protocol.events import (
     ServeClosed,
     Supply,
 )
-from hoplite_ucx.protocol.ids import NO_SLOT, CallId
+from hoplite_ucx.protocol.ids import CallId
 from hoplite_ucx.protocol.messages import StreamFault
 
 
@@ -62,18 +62,8 @@ def calls_behind(effect: Any, machine: NodeState) -> list[CallId]:
     """The calls that cannot be answered without this effect."""
     match effect:
         case Receive(part=None):
-            return _getters(machine, effect.version.ref)
+            return machine.calls_awaiting(effect.version.ref)
         case Duplicate():
-            assemblies = machine.fetching.assembling.assemblies
-            targets = [target for target, assembly in assemblies.items() if effect.segment in assembly.copying]
-            return [call for target in targets for call in _getters(machine, target)]
+            return machine.calls_awaiting_copy(effect.segment)
     call = getattr(effect, "call", None)
     return [] if call is None else [call]
-
-
-def _getters(machine: NodeState, ref: bytes) -> list[CallId]:
-    """Who gets an object, or what is put together from it."""
-    fetch = machine.fetching.fetches.get((ref, NO_SLOT))
-    if fetch is None:
-        return []
-    return list(fetch.getters) if fetch.whole is None else _getters(machine, fetch.whole)

@@ -193,7 +193,7 @@ class DirectoryServer:
 
     def _introduce(self, newcomer: Join) -> None:
         """Let those who are there and a newcomer know each other, if they are few."""
-        others = [member for member in self.machine.members if member.node != newcomer.node]
+        others = [member for member in self.machine.nodes() if member.node != newcomer.node]
         if newcomer.node not in self._sessions or not others or len(others) > MOST:
             return
         self._sessions[newcomer.node].send(introduction([(other.node, other.address) for other in others]))
@@ -208,7 +208,7 @@ class DirectoryServer:
             "cluster": machine.cluster,
             "incarnation": machine.incarnation,
             "uptime": now() - self._started,
-            "objects": len(machine.records),
+            "objects": machine.known_objects(),
             "readers": len(self._readers),
             "nodes": [
                 {
@@ -220,6 +220,6 @@ class DirectoryServer:
                     "receiving": member.receiving,
                     "sending": member.sending,
                 }
-                for member in machine.members
+                for member in machine.nodes()
             ],
         }
