@@ -30,6 +30,7 @@ from hoplite_ucx.protocol import Directory, NodeState, lookups
 from hoplite_ucx.protocol import messages as protocol
 from hoplite_ucx.protocol.events import DirectoryConnected, FromDirectory, FromNode, FromPeer
 from hoplite_ucx.protocol.ids import node_id
+from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.launch import processes
@@ -298,7 +299,7 @@ class _DirectoryMachine:
     def read(self, data: bytes) -> None:
         self._frames += 1
         if self._frames % _MACHINE_FRAMES == 0:
-            self._machine.check()
+            check(self._machine)
             self._machine = self._fresh()
         message = protocol.decode_to_directory(data)
         self._now += 1e-4
@@ -326,7 +327,7 @@ class _NodeMachine:
         self._frames += 1
         self._now += 1e-4
         if self._frames % _MACHINE_FRAMES == 0:
-            self._machine.check()
+            check(self._machine)
             self._machine = self._fresh()
 
     def read_directory(self, data: bytes) -> None:

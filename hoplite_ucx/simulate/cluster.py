@@ -27,6 +27,7 @@ from hoplite_ucx.protocol.events import (
     WaitCall,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of, node_id
+from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.messages import Operation, ToDirectory, ToNode
 from hoplite_ucx.protocol.node import NodeProfile
 from hoplite_ucx.protocol.settings import GIB
@@ -250,7 +251,7 @@ class VirtualCluster:
         """Look at the invariants. The directory's cost more than its events: they are looked at now and then."""
         self.events += 1
         if self._checked and (isinstance(machine, NodeState) or self.events % _CHECK_DIRECTORY_EVERY == 0):
-            machine.check()
+            check(machine)
 
     def connect_to_directory(self, node: VirtualNode) -> Endpoint:
         mine, theirs = self.network.connect(node.host, DIRECTORY_HOST)

@@ -16,11 +16,11 @@ from hoplite_ucx.protocol.errors import (
     InvalidRequestError,
     ObjectDeletedError,
     ObjectLostError,
+    ObjectRef,
     PutAbortedError,
     StaleError,
     StoreFullError,
 )
-from hoplite_ucx.protocol.refs import ObjectRef
 from tests.tools.machines import ref
 
 EXCEPTIONS = [

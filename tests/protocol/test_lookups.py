@@ -3,6 +3,7 @@
 import pytest
 
 from hoplite_ucx.errors import HopliteError
+from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.lookups import (
     QUESTION,
     Absent,
@@ -25,7 +26,7 @@ def look(driver: DirectoryDriver, name: bytes) -> Answer:
     answer = driver.directory.look(name)
     assert (repr(driver.directory.records), driver.directory.wakeup()) == before
     assert driver.directory.world.take_effects() == []
-    driver.directory.check()
+    check(driver.directory)
     return answer
 
 

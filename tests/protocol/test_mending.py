@@ -6,6 +6,7 @@ from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import SessionLost
 from hoplite_ucx.protocol.ids import short
+from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.messages import (
     Bind,
     Bound,
@@ -233,7 +234,7 @@ def test_a_slot_that_begins_anew_takes_its_other_parts_as_they_are_now() -> None
     after = d.directory.records[ref(TARGET)].reduction.chosen
     assert after[ref(2)] != before[ref(2)]
     assert after[ref(1)] == d.version_of(1) != before[ref(1)]
-    d.directory.check()
+    check(d.directory)
 
 
 def test_what_is_made_from_a_target_that_reopens_may_hope_again() -> None:
@@ -247,7 +248,7 @@ def test_what_is_made_from_a_target_that_reopens_may_hope_again() -> None:
     assert outer.failure is not None
     d.put("C", 1)
     assert outer.failure is None
-    d.directory.check()
+    check(d.directory)
 
 
 def test_who_was_putting_a_hidden_object_keeps_it_for_those_who_chose_it() -> None:
@@ -282,4 +283,4 @@ def test_who_comes_back_for_a_hidden_object_is_told_to_drop_it() -> None:
     d.join("C", partials=(Partial(hidden, LARGE, b"layout", 5),))
     assert Drop(hidden) in d.heard("C")
     assert d["C"] not in d.broadcast(1).receivers
-    d.directory.check()
+    check(d.directory)

@@ -15,6 +15,7 @@ from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import DeleteCall, DirectoryConnected, DirectoryLost, Got, Probed, SessionLost
 from hoplite_ucx.protocol.ids import NodeId, Version, node_id
+from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.messages import (
     Alive,
     Ask,
@@ -748,7 +749,7 @@ def test_empty_objects_are_reduced_after_a_restart() -> None:
     cluster.reduce(0, target, sources, 3)
     [got] = cluster.end(cluster.get(1, target))
     assert isinstance(got, Got)
-    cluster.directory.machine.check()
+    check(cluster.directory.machine)
 
 
 def test_a_slot_says_how_what_it_pulls_came_about() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hoplite_ucx.protocol import Directory
 from hoplite_ucx.protocol.events import FromNode, SendNode, SessionLost
 from hoplite_ucx.protocol.ids import Version, node_id
+from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.messages import Completed, Copy, Place, Put, Want
 from tests.tools.machines import CLUSTER, LARGE, join, ref
 
@@ -57,7 +58,7 @@ def test_receivers_that_ask_one_by_one(directory: Directory, capsys: pytest.Capt
     with within(SECONDS, f"{RECEIVERS} receivers placed one by one", capsys):
         placed = want_all(directory)
     assert placed == RECEIVERS
-    directory.check()
+    check(directory)
 
 
 def test_receivers_that_wait_for_the_put(directory: Directory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +66,7 @@ def test_receivers_that_wait_for_the_put(directory: Directory, capsys: pytest.Ca
     with within(SECONDS, f"{RECEIVERS} receivers placed when the object is put", capsys):
         placed = put(directory)
     assert placed == RECEIVERS
-    directory.check()
+    check(directory)
 
 
 def test_receivers_that_ask_while_nobody_can_send(directory: Directory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,4 +79,4 @@ def test_receivers_that_ask_while_nobody_can_send(directory: Directory, capsys: 
         effects = directory.handle(FromNode(SOURCE, back), 0.1)
     places = [e for e in effects if isinstance(e, SendNode) and isinstance(e.message, Place)]
     assert len(places) == RECEIVERS
-    directory.check()
+    check(directory)

@@ -1,4 +1,4 @@
-"""What must be true of a `Directory` between any two events; `Directory.check()` asserts all of it.
+"""What must be true of a `Directory` between any two events; `check_directory` asserts all of it.
 
 Everything that is counted twice (a stream stands with its receiver, its sender, two members and two NICs) is
 counted again from the receivers and compared. The cost is linear in what the directory knows, so that a simulation
@@ -10,8 +10,9 @@ streams between slots agree, and that whatever could be done at once has been do
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from hoplite_ucx.protocol.directory.machine import Directory
+from hoplite_ucx.protocol.directory.objects import Record
 from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
 from hoplite_ucx.protocol.directory.reduce.slots import Slot
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver, State
@@ -19,12 +20,8 @@ from hoplite_ucx.protocol.directory.tombstones import TIMER
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
 from hoplite_ucx.protocol.placement import SenderPool
 
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.machine import Directory
-    from hoplite_ucx.protocol.directory.objects import Record
 
-
-def check_directory(directory: "Directory") -> None:
+def check_directory(directory: Directory) -> None:
     streams = _Streams()
     numbers: set[int] = set()
     inline = 0
@@ -79,7 +76,7 @@ class _Streams:
 # --- a ref ------------------------------------------------------------------------------------------------------
 
 
-def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
+def _check_record(directory: Directory, ref: bytes, record: Record) -> None:
     """The states of a ref exclude each other, and its index of nodes is the other side of theirs."""
     name, broadcast = short(ref), record.broadcast
     assert record.ref == ref, f"{name}: filed under the wrong ref"
@@ -110,7 +107,7 @@ def _check_record(directory: "Directory", ref: bytes, record: "Record") -> None:
     _check_made(directory, record)
 
 
-def _check_hidden(record: "Record") -> None:
+def _check_hidden(record: Record) -> None:
     """A deleted ref has a version only while a reduction that chose it needs the bytes."""
     name, broadcast = short(record.ref), record.broadcast
     assert record.reduction is None, f"{name}: deleted, and yet a reduction makes it"
@@ -120,7 +117,7 @@ def _check_hidden(record: "Record") -> None:
         assert not getters, f"{name}: deleted, and yet {_labels(getters)} get it"
 
 
-def _check_made(directory: "Directory", record: "Record") -> None:
+def _check_made(directory: Directory, record: Record) -> None:
     """What makes the object, and what is made of it."""
     name, reduction, slot, broadcast = short(record.ref), record.reduction, record.slot, record.broadcast
     for target, consumer in record.consumers.items():
@@ -155,7 +152,7 @@ def _check_made(directory: "Directory", record: "Record") -> None:
 # --- the tree of a version --------------------------------------------------------------------------------------
 
 
-def _check_version(directory: "Directory", record: "Record", broadcast: Broadcast) -> None:
+def _check_version(directory: Directory, record: Record, broadcast: Broadcast) -> None:
     assert broadcast.version.ref == record.ref, f"{broadcast.version}: kept under {short(record.ref)}"
     lost = record.slot is None and broadcast.is_lost() and not directory.world.recovering
     assert not lost, f"{broadcast.version}: lost, and nobody was told"
@@ -163,7 +160,7 @@ def _check_version(directory: "Directory", record: "Record", broadcast: Broadcas
         assert len(broadcast.inline) == broadcast.size, f"{broadcast.version}: inline bytes of another size"
 
 
-def _check_stripes(directory: "Directory", record: "Record", broadcast: Broadcast) -> None:
+def _check_stripes(directory: Directory, record: Record, broadcast: Broadcast) -> None:
     """What an object is put together from is there, and goes to everyone who does so."""
     version, owner = broadcast.version, record.stripe_of
     if owner is not None:
@@ -193,7 +190,7 @@ def _check_stripes(directory: "Directory", record: "Record", broadcast: Broadcas
         assert assemblers, f"{version}: nobody puts it together, and its stripes are kept"
 
 
-def _check_roles(record: "Record", broadcast: Broadcast) -> None:
+def _check_roles(record: Record, broadcast: Broadcast) -> None:
     """A node is one of copy, producer, receiver; whoever is one is involved, and whoever can send is in the pool."""
     version, copies, receivers, producer = broadcast.version, broadcast.copies, broadcast.receivers, broadcast.producer
     streamed = broadcast.inline is None
@@ -252,7 +249,7 @@ def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams)
     assert len(waiting) <= len(broadcast.receivers), f"{version}: one waits that is no receiver"
 
 
-def _check_slot_receivers(directory: "Directory", broadcast: Broadcast) -> None:
+def _check_slot_receivers(directory: Directory, broadcast: Broadcast) -> None:
     """Bytes go to slots only that are bound, at their hosts, and that still need them."""
     version = broadcast.version
     for key, receiver in broadcast.receivers.items():
@@ -312,7 +309,7 @@ def _check_slow(broadcast: Broadcast, pool: SenderPool) -> None:
 # --- a reduction ------------------------------------------------------------------------------------------------
 
 
-def _check_reduction(directory: "Directory", reduction: Reduction, numbers: set[int]) -> None:
+def _check_reduction(directory: Directory, reduction: Reduction, numbers: set[int]) -> None:
     """An undecided reduction: what it chose, the tree, the hosts, and that nothing is left undone."""
     name, spec, chosen = short(reduction.record.ref), reduction.spec, reduction.chosen
     assert len(chosen) <= spec.count, f"{name}: {len(chosen)} sources are chosen, {spec.count} were asked for"
@@ -408,7 +405,7 @@ def _check_tree(
     return homes
 
 
-def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduction: Reduction) -> None:
+def _check_slot(directory: Directory, name: str, ref: bytes, slot: Slot, reduction: Reduction) -> None:
     """The slot, the record of its output, and its host agree."""
     what = f"{name}: slot {short(ref)}"
     record, host = directory.records.get(ref), slot.host
@@ -446,7 +443,7 @@ def _check_slot(directory: "Directory", name: str, ref: bytes, slot: Slot, reduc
         _check_fed(directory, what, slot, host.node, reduction)
 
 
-def _check_nothing_held(directory: "Directory", what: str, slot: Slot) -> None:
+def _check_nothing_held(directory: Directory, what: str, slot: Slot) -> None:
     """While nobody has room for a slot, nobody holds memory for those above it that wait for it."""
     if slot.homeless_since is None or directory.objects.has_copy(slot.ref):
         return
@@ -456,7 +453,7 @@ def _check_nothing_held(directory: "Directory", what: str, slot: Slot) -> None:
         above = above.parent
 
 
-def _check_fed(directory: "Directory", what: str, slot: Slot, host: NodeId, reduction: Reduction) -> None:
+def _check_fed(directory: Directory, what: str, slot: Slot, host: NodeId, reduction: Reduction) -> None:
     """What a bound slot lacks is sent to it, unless it is gone and must be replaced."""
     for part in slot.parts:
         record = directory.records.get(part)
@@ -468,7 +465,7 @@ def _check_fed(directory: "Directory", what: str, slot: Slot, host: NodeId, redu
             assert fed, f"{what} lacks {short(part)}, which is not sent to it"
 
 
-def _check_versions(directory: "Directory", name: str, reduction: Reduction, homes: dict[bytes, Slot | None]) -> None:
+def _check_versions(directory: Directory, name: str, reduction: Reduction, homes: dict[bytes, Slot | None]) -> None:
     """A source that is itself undecided was taken in its current version, or not taken at all."""
     for ref, version in reduction.chosen.items():
         slot, record = homes[ref], directory.records.get(ref)
@@ -480,7 +477,7 @@ def _check_versions(directory: "Directory", name: str, reduction: Reduction, hom
 
 
 def _check_nothing_undone(
-    directory: "Directory", name: str, reduction: Reduction, trees: list[dict[bytes, Slot | None]]
+    directory: Directory, name: str, reduction: Reduction, trees: list[dict[bytes, Slot | None]]
 ) -> None:
     chosen, spec, root = reduction.chosen, reduction.spec, reduction.root
     changed = [
@@ -513,11 +510,11 @@ def _check_nothing_undone(
         assert undecided or at_work, f"{name}: complete and decided, and yet not sealed"
 
 
-def _can_be_chosen(directory: "Directory", ref: bytes) -> bool:
+def _can_be_chosen(directory: Directory, ref: bytes) -> bool:
     return directory.objects.is_ready(ref) and not directory.objects.is_deleted(ref)
 
 
-def _may_be_pulled(directory: "Directory", reduction: Reduction, slot: Slot, part: bytes) -> bool:
+def _may_be_pulled(directory: Directory, reduction: Reduction, slot: Slot, part: bytes) -> bool:
     """Whether the slot can be bound as far as this part goes: it is there, or somebody has been asked to make it. Who
     is to go on with what it has got is asked later."""
     broadcast = directory.records[slot.ref].broadcast
@@ -527,7 +524,7 @@ def _may_be_pulled(directory: "Directory", reduction: Reduction, slot: Slot, par
     return _is_available(directory, reduction, part)
 
 
-def _is_available(directory: "Directory", reduction: Reduction, part: bytes) -> bool:
+def _is_available(directory: Directory, reduction: Reduction, part: bytes) -> bool:
     """Whether the part grows, in the version that was chosen."""
     if part in reduction.slots:
         return reduction.slots[part].bound or directory.objects.has_copy(part)
@@ -554,7 +551,7 @@ def _needed(reduction: Reduction) -> list[Slot]:
     return found
 
 
-def _check_chains(directory: "Directory") -> None:
+def _check_chains(directory: Directory) -> None:
     """Going from targets to what is made of them one comes to an end."""
     sound: set[bytes] = set()
     for ref, record in directory.records.items():
@@ -578,7 +575,7 @@ def _check_chains(directory: "Directory") -> None:
 # --- members, timers --------------------------------------------------------------------------------------------
 
 
-def _check_members(directory: "Directory", streams: _Streams) -> None:
+def _check_members(directory: Directory, streams: _Streams) -> None:
     members, records = directory.members, directory.records
     nics: dict[str, int] = {}
     for member in members:
@@ -603,7 +600,7 @@ def _check_members(directory: "Directory", streams: _Streams) -> None:
         assert nic.sending == out_of, f"host {host}: its account of outgoing streams is wrong"
 
 
-def _check_timers(directory: "Directory") -> None:
+def _check_timers(directory: Directory) -> None:
     timers = directory.world.timers
     assert ("recover" in timers) == directory.world.recovering, "the recovery never ends, or has no end"
     assert not len(directory.members) or "sweep" in timers, "nobody looks whether the members are alive"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from hoplite_ucx.protocol.directory import tombstones
-from hoplite_ucx.protocol.directory.invariants import check_directory
 from hoplite_ucx.protocol.directory.joining import Joining
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.objects import Objects, Record
@@ -179,9 +178,6 @@ class Directory:
 
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self.world.stories.tell(ref)
-
-    def check(self) -> None:
-        check_directory(self)
 
     # --- members -----------------------------------------------------------------------------------------------
 

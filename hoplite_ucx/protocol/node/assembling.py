@@ -10,20 +10,30 @@ If a stripe is over before that, the assembly is: it is reported like a failed s
 says how it goes on. Nothing of a segment is used again for another attempt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hoplite_ucx.protocol.events import Duplicate
 from hoplite_ucx.protocol.ids import NO_SLOT, Version
-from hoplite_ucx.protocol.messages import Assemble, Completed, StreamFailed, StreamFault
+from hoplite_ucx.protocol.messages import Assemble, Completed, Place, StreamFailed, StreamFault
 from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.incoming import Fetch, Fetches
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
 from hoplite_ucx.protocol.node.serving import Serving
 
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.node.fetching import Fetch, Fetching
+
+class Fetcher(Protocol):
+    """What is asked of whoever fetches, for the target and for its stripes."""
+
+    def take(self, fetch: Fetch, placement: Place | Assemble) -> None: ...
+
+    def note_placement(self, fetch: Fetch, placement: Place | Assemble) -> None: ...
+
+    def open(self, fetch: Fetch) -> None: ...
+
+    def assembled(self, fetch: Fetch) -> None: ...
+
+    def let_go(self, fetch: Fetch) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -48,11 +58,12 @@ class Assembly:
 
 
 class Assembling:
-    def __init__(self, context: Context, memory: Memory, serving: Serving, fetching: Fetching) -> None:
+    def __init__(self, context: Context, memory: Memory, serving: Serving, fetches: Fetches, fetcher: Fetcher) -> None:
         self._context = context
         self._memory = memory
         self._serving = serving
-        self._fetching = fetching
+        self._fetches = fetches
+        self._fetcher = fetcher
         self.assemblies: dict[bytes, Assembly] = {}  # by target
 
     def copied_into(self, segment: int) -> list[bytes]:
@@ -66,15 +77,15 @@ class Assembling:
         if existing is not None and existing.phase is Phase.COMPLETE:
             self._context.tell_directory(Completed(message.version))
             return
-        if message.number <= self._fetching.newest_number(ref) or not self._makes_sense(message):
+        if message.number <= self._fetches.newest_number(ref) or not self._makes_sense(message):
             return
-        fetch = self._fetching.fetch_for_store(ref)
+        fetch = self._fetches.for_store(ref)
         old = self.assemblies.get(ref)
         if old is not None and fetch.sink is not None and old.message.stripes == message.stripes:
             old.message = message  # it goes on as it is
-            self._fetching.note_placement(fetch, message)
+            self._fetcher.note_placement(fetch, message)
             return
-        self._fetching.let_go(fetch)
+        self._fetcher.let_go(fetch)
         assembly = self.assemblies[ref] = Assembly(message, {stripe.version.ref: None for stripe in message.stripes})
         for stripe in message.stripes:
             made = self._memory.get(stripe.version)
@@ -82,8 +93,8 @@ class Assembling:
                 made.uses += 1
                 assembly.made[stripe.version.ref] = made
             else:
-                self._fetching.fetch_stripe(stripe.version.ref, ref)
-        self._fetching.take(fetch, message)
+                self._fetch_stripe(stripe.version.ref, ref)
+        self._fetcher.take(fetch, message)
 
     def open(self, fetch: Fetch) -> None:
         """There is memory: every stripe gets its window."""
@@ -100,10 +111,10 @@ class Assembling:
                 self._context.emit(Duplicate(window.segment, made.segment))
             else:
                 self._memory.name(window, version)
-                self._fetching.fetches[version.ref, NO_SLOT].sink = window
+                self._fetches[version.ref, NO_SLOT].sink = window
                 self._serving.arrived(window)
         for ref in list(assembly.left):
-            self._fetching.open_if_placed(ref)
+            self._open_if_placed(ref)
 
     def copied(self, segment: int) -> None:
         """A stripe that was made here is in its window, which has no other use."""
@@ -117,7 +128,7 @@ class Assembling:
         del assembly.left[stripe]
         if not assembly.left:
             del self.assemblies[target]
-            self._fetching.assembled(target)
+            self._fetcher.assembled(self._fetches[target, NO_SLOT])
             self._release_made(assembly)
 
     def dropped(self, version: Version) -> None:
@@ -129,12 +140,12 @@ class Assembling:
     def fail(self, target: bytes) -> None:
         """It cannot be put together like this. The directory knows of a better way, or soon will."""
         message = self.assemblies[target].message
-        fetch = self._fetching.fetch_for_store(target)
-        self._fetching.let_go(fetch)
+        fetch = self._fetches.for_store(target)
+        self._fetcher.let_go(fetch)
         fetch.placement = None
         wanted = bool(fetch.getters)
         if not wanted:
-            del self._fetching.fetches[target, NO_SLOT]
+            del self._fetches[target, NO_SLOT]
         self._context.tell(target, "{} cannot be put together", message.version)
         self._context.tell_directory(
             StreamFailed(message.version, message.number, 0, self._context.node, StreamFault.ABSENT, wanted)
@@ -149,11 +160,28 @@ class Assembling:
             self._memory.doom(copying.window)
         self._release_made(assembly)
         for stripe in assembly.message.stripes:
-            self._fetching.forget_stripe(stripe.version.ref, target)
+            self._forget_stripe(stripe.version.ref, target)
             window = self._memory.get(stripe.version)
             if window is not None and window.parent is not None and window.parent.ref == target:
                 self._serving.gone(window)
                 self._memory.doom(window)
+
+    def _fetch_stripe(self, ref: bytes, whole: bytes) -> None:
+        """A stripe will be placed; what was got under its ref before is of no use."""
+        if (old := self._fetches.of_store(ref)) is not None:
+            self._fetcher.let_go(old)
+        self._fetches[ref, NO_SLOT] = Fetch(ref, whole=whole)
+
+    def _forget_stripe(self, ref: bytes, whole: bytes) -> None:
+        fetch = self._fetches.of_store(ref)
+        if fetch is not None and fetch.whole == whole:
+            del self._fetches[ref, NO_SLOT]
+            self._fetcher.let_go(fetch)
+
+    def _open_if_placed(self, ref: bytes) -> None:
+        fetch = self._fetches.of_store(ref)
+        if fetch is not None and fetch.placement is not None:
+            self._fetcher.open(fetch)
 
     def _release_made(self, assembly: Assembly) -> None:
         for made in assembly.made.values():
@@ -166,12 +194,12 @@ class Assembling:
         refs = {message.version.ref, *(stripe.version.ref for stripe in message.stripes)}
         if len(refs) <= len(message.stripes) or sum(stripe.size for stripe in message.stripes) != message.size:
             return False
-        if self._fetching.is_stripe(message.version.ref) or self._memory.is_made(message.version):
+        if self._fetches.is_stripe(message.version.ref) or self._memory.is_made(message.version):
             return False
         for stripe in message.stripes:
             made = self._memory.get(stripe.version)
             if made is not None and (made.phase is Phase.PRODUCING or made.size != stripe.size):
                 return False
-            if not self._fetching.may_be_stripe(stripe.version.ref, message.version.ref):
+            if not self._fetches.may_be_stripe(stripe.version.ref, message.version.ref):
                 return False
         return True

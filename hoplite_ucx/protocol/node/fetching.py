@@ -6,8 +6,6 @@ stream early is reported with the watermark, and the directory answers with anot
 stripes has a fetch without a stream, and one for each stripe (see `assembling`).
 """
 
-from dataclasses import dataclass, field
-
 from msgspec.structs import replace
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -32,8 +30,9 @@ from hoplite_ucx.protocol.messages import (
 )
 from hoplite_ucx.protocol.node.assembling import Assembling
 from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.incoming import Fetch, Fetches, Incoming
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase, Request
-from hoplite_ucx.protocol.node.receiving import Incoming, Receiving
+from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.serving import Serving
 
 _WITHOUT_IT = {
@@ -43,52 +42,21 @@ _WITHOUT_IT = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class Fetch:
-    """`into` names the slot that it is for; else it is for the store, and for whoever gets it."""
-
-    ref: bytes
-    into: bytes = NO_SLOT
-    getters: dict[CallId, None] = field(default_factory=dict)
-    placement: Place | Assemble | None = None
-    number: int = 0
-    """The newest placement heard of, kept after it failed: an older one that arrives late is nothing."""
-    version: Version | None = None
-    """What the directory knows that we are getting, with a sender or without."""
-    sink: Holding | Input | None = None
-    incoming: Incoming | None = None
-    sealed: Sealed | None = None
-    """Which version is known to be decided, and what it came from."""
-    halt: int | None = None
-    hungry_for: int | None = None
-    """How much memory was missing when a placement was declined; it is asked for again when there may be room."""
-    hungry_since: int = 0
-    """The heartbeat in which it was declined first."""
-    wanted_at: int | None = None
-    """Of one that was declined: the heartbeat in which it was wanted again."""
-    request: Request | None = None
-    whole: bytes | None = None
-    """Of a stripe: the target that is put together from it, whose memory it fills."""
-
-    def wanted(self) -> bool:
-        return bool(self.getters or self.into or self.whole)
-
-
 class Fetching:
     def __init__(self, context: Context, memory: Memory, serving: Serving, receiving: Receiving) -> None:
         self._context = context
         self._memory = memory
         self._serving = serving
         self._receiving = receiving
-        self.assembling = Assembling(context, memory, serving, self)
-        self.fetches: dict[tuple[bytes, bytes], Fetch] = {}  # by ref and slot
+        self.fetches = Fetches()
+        self.assembling = Assembling(context, memory, serving, self.fetches, self)
         self._hungry: dict[bytes, None] = {}  # refs of fetches that wait for memory, and perhaps some that did
         self.getters: dict[CallId, bytes] = {}  # the ref that each get waits for
 
     # --- from users --------------------------------------------------------------------------------------------
 
     def get(self, ref: bytes, call: CallId) -> None:
-        fetch = self._of_store(ref)
+        fetch = self.fetches.of_store(ref)
         if fetch is None:
             fetch = self.fetches[ref, NO_SLOT] = Fetch(ref)
             self._context.tell_directory(Want(ref))
@@ -114,27 +82,27 @@ class Fetching:
 
     def is_receiving(self, ref: bytes) -> bool:
         """Bytes come, whatever the directory says or does not say."""
-        fetch, assembly = self._of_store(ref), self.assembling.assemblies.get(ref)
+        fetch, assembly = self.fetches.of_store(ref), self.assembling.assemblies.get(ref)
         if assembly is not None:
             return bool(assembly.copying) or any(map(self.is_receiving, assembly.left))
         return fetch is not None and fetch.incoming is not None
 
     def awaiting(self, ref: bytes) -> list[CallId]:
         """Who gets an object, or what is put together from it."""
-        fetch = self._of_store(ref)
+        fetch = self.fetches.of_store(ref)
         if fetch is None:
             return []
         return list(fetch.getters) if fetch.whole is None else self.awaiting(fetch.whole)
 
     def ask_again(self, ref: bytes) -> None:
         """A get of it would be answered now. Of one that waits for memory, the directory does not know."""
-        fetch = self._of_store(ref)
+        fetch = self.fetches.of_store(ref)
         if fetch is not None and fetch.hungry_for is not None:
             self._context.tell_directory(Want(ref))
 
     def state_of(self, ref: bytes, known: ObjectState | None) -> str:
         """What a get without a value was waiting for; `known` is what the directory says of the object."""
-        fetch = self._of_store(ref)
+        fetch = self.fetches.of_store(ref)
         if (fetch is None or fetch.sink is None) and known in _WITHOUT_IT:
             return _WITHOUT_IT[known]
         if fetch is not None and (fetch.hungry_for is not None or fetch.request is not None):
@@ -168,9 +136,9 @@ class Fetching:
             return
         if self._memory.is_made(version):
             return  # nobody is sent what it makes itself
-        if placement.number <= self.newest_number(version.ref):
+        if placement.number <= self.fetches.newest_number(version.ref):
             return
-        getting = self.fetch_for_store(version.ref)
+        getting = self.fetches.for_store(version.ref)
         if (getting.sink is not None and getting.sink.version != version) or getting.ref in self.assembling.assemblies:
             self.let_go(getting)
         self.take(getting, placement)
@@ -184,7 +152,7 @@ class Fetching:
         if fetch.incoming is not None:
             self._receiving.close(fetch.incoming)
         elif fetch.sink is not None:
-            self._open(fetch)
+            self.open(fetch)
         elif fetch.whole is None:  # else the memory is the target's, and was asked for
             self._reserve(fetch, placement)
 
@@ -246,7 +214,7 @@ class Fetching:
     def dropped(self, version: Version) -> None:
         """The version is over. Whoever still waits for the ref wants the next one; slots are told what they need."""
         self.assembling.dropped(version)
-        fetch = self._of_store(version.ref)
+        fetch = self.fetches.of_store(version.ref)
         if fetch is None or fetch.version != version:
             return
         self._forget_request(fetch)
@@ -260,7 +228,7 @@ class Fetching:
     def sealed(self, seal: Sealed) -> None:
         """The version is decided: what is complete of it may be given out, now or when the last byte comes."""
         version = seal.version
-        fetch = self._of_store(version.ref)
+        fetch = self.fetches.of_store(version.ref)
         holding = self._memory.get(version)
         if fetch is not None:
             self._note_seal(fetch, seal)
@@ -290,7 +258,7 @@ class Fetching:
 
     def received_of(self, version: Version) -> Holding | None:
         """What has come of a version that nobody sends to us at the moment."""
-        fetch = self._of_store(version.ref)
+        fetch = self.fetches.of_store(version.ref)
         sink = fetch.sink if fetch is not None and fetch.placement is None and fetch.incoming is None else None
         return sink if isinstance(sink, Holding) and sink.version == version else None
 
@@ -301,7 +269,7 @@ class Fetching:
 
     def make_instead(self, version: Version) -> None:
         """This node is to make what it was getting: its gets will find it here."""
-        fetch = self._of_store(version.ref)
+        fetch = self.fetches.of_store(version.ref)
         if fetch is not None and fetch.whole is not None:
             self.assembling.fail(fetch.whole)
         elif fetch is not None:
@@ -340,7 +308,7 @@ class Fetching:
         if fetch.halt is not None:
             self._report_halt(fetch)
         elif fetch.placement is not None and fetch.placement is not incoming.placement:
-            self._open(fetch)
+            self.open(fetch)
         elif fetch.placement is not None:
             self._report_failure(fetch, incoming, incoming.fault or event.fault or StreamFault.BROKEN)
 
@@ -379,7 +347,7 @@ class Fetching:
     def review_hungry(self) -> None:
         """After memory has changed: ask again, or say that there will be none."""
         for ref in list(self._hungry):
-            fetch = self._of_store(ref)
+            fetch = self.fetches.of_store(ref)
             if fetch is not None and fetch.hungry_for is not None:
                 self._feed(fetch, fetch.hungry_for)
             else:
@@ -403,7 +371,7 @@ class Fetching:
         fetch.sink = holding
         self._memory.name(holding, placement.version)
         self._serving.arrived(holding)
-        self._open(fetch)
+        self.open(fetch)
 
     def _denied(self, fetch: Fetch, placement: Place | Assemble) -> None:
         fetch.request = None
@@ -428,7 +396,7 @@ class Fetching:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _open(self, fetch: Fetch) -> None:
+    def open(self, fetch: Fetch) -> None:
         placement, sink = fetch.placement, fetch.sink
         assert placement is not None
         assert sink is not None
@@ -510,42 +478,8 @@ class Fetching:
 
     # --- for targets in stripes --------------------------------------------------------------------------------
 
-    def fetch_for_store(self, ref: bytes) -> Fetch:
-        return self.fetches.setdefault((ref, NO_SLOT), Fetch(ref))
-
-    def newest_number(self, ref: bytes) -> int:
-        fetch = self._of_store(ref)
-        return fetch.number if fetch is not None else 0
-
-    def is_stripe(self, ref: bytes) -> bool:
-        fetch = self._of_store(ref)
-        return fetch is not None and fetch.whole is not None
-
-    def may_be_stripe(self, ref: bytes, whole: bytes) -> bool:
-        """Whether nobody gets the ref, but perhaps as a stripe of the same target."""
-        fetch = self._of_store(ref)
-        return fetch is None or (not fetch.getters and fetch.whole in (None, whole) and fetch.hungry_for is None)
-
-    def fetch_stripe(self, ref: bytes, whole: bytes) -> None:
-        """A stripe will be placed; what was got under its ref before is of no use."""
-        if (old := self._of_store(ref)) is not None:
-            self.let_go(old)
-        self.fetches[ref, NO_SLOT] = Fetch(ref, whole=whole)
-
-    def forget_stripe(self, ref: bytes, whole: bytes) -> None:
-        fetch = self._of_store(ref)
-        if fetch is not None and fetch.whole == whole:
-            del self.fetches[ref, NO_SLOT]
-            self._drop_partial(fetch)
-
-    def open_if_placed(self, ref: bytes) -> None:
-        fetch = self._of_store(ref)
-        if fetch is not None and fetch.placement is not None:
-            self._open(fetch)
-
-    def assembled(self, target: bytes) -> None:
+    def assembled(self, fetch: Fetch) -> None:
         """The last stripe of a target is in."""
-        fetch = self.fetches[target, NO_SLOT]
         assert isinstance(fetch.sink, Holding)
         fetch.sink.watermark = fetch.sink.size
         self._complete_copy(fetch, fetch.sink)
@@ -558,13 +492,10 @@ class Fetching:
 
     def _take_fetch(self, ref: bytes) -> Fetch | None:
         """Its fetch ends. Of a stripe, so does what was put together from it."""
-        fetch = self._of_store(ref)
+        fetch = self.fetches.of_store(ref)
         if fetch is not None and fetch.whole is not None:
             self.assembling.fail(fetch.whole)
         return self.fetches.pop((ref, NO_SLOT), None)
-
-    def _of_store(self, ref: bytes) -> Fetch | None:
-        return self.fetches.get((ref, NO_SLOT))
 
     def _awaits_seal(self, fetch: Fetch) -> bool:
         return isinstance(fetch.sink, Holding) and fetch.sink.phase is Phase.COMPLETE

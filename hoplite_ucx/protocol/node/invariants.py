@@ -1,25 +1,22 @@
-"""What must be true of a `NodeState` between any two events; `NodeState.check()` asserts all of it.
+"""What must be true of a `NodeState` between any two events; `check_node` asserts all of it.
 
 Most of it says that an index and what it points to agree, because that is how memory leaks and how a segment is
 freed under a stream. The cost is linear in what the node holds.
 """
 
-from typing import TYPE_CHECKING
-
 from hoplite_ucx.protocol.ids import NO_SLOT, CallId, StreamId, Version, label, short
 from hoplite_ucx.protocol.messages import Place
 from hoplite_ucx.protocol.node.calls import Calls, PendingPut, PendingWait
-from hoplite_ucx.protocol.node.fetching import Fetch, Fetching
+from hoplite_ucx.protocol.node.fetching import Fetching
+from hoplite_ucx.protocol.node.incoming import Fetch
+from hoplite_ucx.protocol.node.machine import NodeState
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory, Phase
 from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.reducing import Slot
 from hoplite_ucx.protocol.node.serving import Outgoing, Serving, Turn
 
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.node.machine import NodeState
 
-
-def check_node(state: "NodeState") -> None:
+def check_node(state: NodeState) -> None:
     name, memory = label(state.node), state.memory
     _check_room(name, memory)
     _check_index(name, memory)
@@ -74,7 +71,7 @@ def _check_index(name: str, memory: Memory) -> None:
     assert all(memory._by_ref.values()), f"{name}: a ref is filed without versions"
 
 
-def _check_holdings(name: str, state: "NodeState") -> None:
+def _check_holdings(name: str, state: NodeState) -> None:
     """What keeps a segment is really there, and every segment is kept by something."""
     memory, joined = state.memory, state._context.joined
     serves = _count_serves(state.serving)
@@ -129,7 +126,7 @@ def _check_sink(name: str, sink: Holding | Input, holding: Holding, receiving: R
         assert incoming.sink is sink, f"{_what(name, holding)} receives {sink.receive}, which fills another"
 
 
-def _count_uses(state: "NodeState") -> dict[int, int]:
+def _count_uses(state: NodeState) -> dict[int, int]:
     uses: dict[int, int] = {}
     for slot in state.reducing.slots.values():
         for holding in slot.used:
@@ -157,7 +154,7 @@ def _count_serves(serving: Serving) -> dict[int, int]:
     return serves
 
 
-def _owners(state: "NodeState") -> dict[int, Phase]:
+def _owners(state: NodeState) -> dict[int, Phase]:
     """The segments of fetches, of slots and of puts."""
     fetches = state.fetching.fetches.values()
     owners = {fetch.sink.segment: Phase.RECEIVING for fetch in fetches if isinstance(fetch.sink, Holding)}
@@ -182,7 +179,7 @@ def _check_pins(name: str, memory: Memory) -> None:
         assert holding.sealed, f"{_what(name, holding)} was given out and not decided"
 
 
-def _check_requests(name: str, state: "NodeState") -> None:
+def _check_requests(name: str, state: NodeState) -> None:
     """Who waits for room belongs to someone, and waits for something that will come."""
     memory = state.memory
     if not memory._requests:
@@ -228,7 +225,7 @@ def _check_outgoing(name: str, stream: StreamId, outgoing: Outgoing, serving: Se
         assert inside, f"{name}: {stream} is at {outgoing.position} of {holding.start} to {holding.size}"
 
 
-def _check_streams(name: str, state: "NodeState") -> None:
+def _check_streams(name: str, state: NodeState) -> None:
     """An open stream fills its fetch's sink, or is closing because its fetch has let go of it."""
     for stream, incoming in state.receiving.streams.items():
         fetch, sink = incoming.fetch, incoming.sink
@@ -243,7 +240,7 @@ def _check_streams(name: str, state: "NodeState") -> None:
             assert over, f"{name}: {stream} was let go of, but not what it fills"
 
 
-def _check_fetch(name: str, fetch: Fetch, state: "NodeState") -> None:
+def _check_fetch(name: str, fetch: Fetch, state: NodeState) -> None:
     what = f"{name}: fetch of {short(fetch.ref)}"
     placement, sink, incoming, request = fetch.placement, fetch.sink, fetch.incoming, fetch.request
     if incoming is not None:
@@ -286,7 +283,7 @@ def _check_getting(name: str, fetch: Fetch) -> None:
     assert fetch.incoming is None, f"{what}: complete, and yet it receives"
 
 
-def _check_assembly(name: str, ref: bytes, state: "NodeState") -> None:
+def _check_assembly(name: str, ref: bytes, state: NodeState) -> None:
     """What is put together has a fetch and, once it has memory, a window for every stripe, which someone fills."""
     what, assembly = f"{name}: {short(ref)} in stripes", state.fetching.assembling.assemblies[ref]
     fetch = state.fetching.fetches.get((ref, NO_SLOT))
@@ -311,7 +308,7 @@ def _check_assembly(name: str, ref: bytes, state: "NodeState") -> None:
         assert window.size == stripe.size, f"{what}: {stripe.version} has another size"
 
 
-def _check_feeding(name: str, fetch: Fetch, state: "NodeState") -> None:
+def _check_feeding(name: str, fetch: Fetch, state: NodeState) -> None:
     """A fetch for a slot has the slot's input, and nothing of a get."""
     what, sink = f"{name}: part {short(fetch.ref)} of slot {short(fetch.into)}", fetch.sink
     slot = state.reducing.slots.get(fetch.into)
@@ -324,7 +321,7 @@ def _check_feeding(name: str, fetch: Fetch, state: "NodeState") -> None:
     assert fetch.hungry_for is None, f"{what}: waits for memory"
 
 
-def _check_slot(name: str, ref: bytes, slot: Slot, state: "NodeState") -> None:
+def _check_slot(name: str, ref: bytes, slot: Slot, state: NodeState) -> None:
     what, version, holding = f"{name}: slot {slot.bind.version}", slot.bind.version, slot.holding
     assert version.ref == ref, f"{what} is filed as {short(ref)}"
     for used in slot.used:
@@ -408,7 +405,7 @@ def _check_wait(name: str, call: CallId, wait: PendingWait, calls: Calls) -> int
     return watching
 
 
-def _check_polls(name: str, state: "NodeState") -> None:
+def _check_polls(name: str, state: NodeState) -> None:
     """Whoever asks is an open call, and will not wait for ever."""
     for call in state._context.polls:
         live = call in state.fetching.getters or call in state.calls.waits or call in state.calls.asks
@@ -416,7 +413,7 @@ def _check_polls(name: str, state: "NodeState") -> None:
         assert ("call", call) in state._context.timers, f"{name}: call {call} waits for an answer for ever"
 
 
-def _check_timers(name: str, state: "NodeState") -> None:
+def _check_timers(name: str, state: NodeState) -> None:
     calls, streams = state.calls, state.serving.streams
     for key in state._context.timers:
         match key:

@@ -76,7 +76,6 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.node.calls import Calls
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
-from hoplite_ucx.protocol.node.invariants import check_node
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
 from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.reducing import Reducing
@@ -254,9 +253,6 @@ class NodeState:
 
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self._context.stories.tell(ref)
-
-    def check(self) -> None:
-        check_node(self)
 
     # --- the session with the directory ------------------------------------------------------------------------
 

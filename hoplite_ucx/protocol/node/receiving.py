@@ -5,31 +5,12 @@ closed it may write. Here is seen how far each has come, that it stalls, and tha
 a stream is closed with its fault. What then becomes of the object is decided where it is fetched.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from hoplite_ucx.protocol.events import CancelReceive, Receive, ReceiveClosed
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
 from hoplite_ucx.protocol.messages import Place, Progress, StreamCancel, StreamFault, StreamRequest, StreamStatus
 from hoplite_ucx.protocol.node.context import Context
+from hoplite_ucx.protocol.node.incoming import Fetch, Incoming
 from hoplite_ucx.protocol.node.memory import Holding, Input, Memory
-
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.node.fetching import Fetch
-
-
-@dataclass(slots=True, eq=False)
-class Incoming:
-    stream: StreamId
-    placement: Place
-    sink: Holding | Input
-    fetch: Fetch
-    position: int
-    sign_of_life: float
-    fault: StreamFault | None = None
-    closing: bool = False
 
 
 class Receiving:

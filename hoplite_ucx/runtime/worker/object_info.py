@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.protocol.errors import HopliteError, ObjectRef
 from hoplite_ucx.protocol.messages import Description, ObjectState
-from hoplite_ucx.protocol.refs import ObjectRef
 from hoplite_ucx.runtime.objects.layouts import decode_layout
 
 __all__ = ["ObjectInfo", "ObjectState", "info_of"]

@@ -3,9 +3,8 @@
 import hashlib
 import os
 
-from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.errors import Failure, FailureKind, ObjectRef
 from hoplite_ucx.protocol.ids import REF_BYTES
-from hoplite_ucx.protocol.refs import ObjectRef
 
 __all__ = ["ObjectRef", "new_ref", "ref_for"]
 
