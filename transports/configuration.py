@@ -145,7 +145,7 @@ def load(path: Path | None = None, environment: Mapping[str, str] | None = None)
             raise reader.error(section, "must be a table", f"write [{section}]")
         sections[section] = table
     if tables:
-        raise reader.error(next(iter(tables)), "is not known", f"the sections are {', '.join(_SECTIONS)}")
+        raise reader.error(next(iter(tables)), "is unknown", f"the sections are {', '.join(_SECTIONS)}")
     configuration = reader.configuration(sections["links"], sections["ucx"])
     folder = path.parent if path is not None else Path()
     named = {key: folder / name for key, name in reader.tls(sections["tls"]).items()}
@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(str(path), "the file", f"cannot be read: {error}", f"correct {CONFIG}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(str(path), "the file", f"is no TOML: {error}", "correct it there") from error
+        raise ConfigurationError(str(path), "the file", f"is not valid TOML: {error}", "correct it there") from error
 
 
 def _override(configuration: Configuration, tls: dict[str, Path], variables: Mapping[str, str]) -> Configuration:
@@ -186,7 +186,9 @@ def _override(configuration: Configuration, tls: dict[str, Path], variables: Map
                 configuration, ucx=settings, tls_given=given, place=f"{configuration.place}, {name}"
             )
         else:
-            raise reader.error(key, "cannot be given by a variable", f"write it into the file that {CONFIG} names")
+            raise reader.error(
+                key, "cannot be set by an environment variable", f"write it in the file that {CONFIG} names"
+            )
     if tls and (missing := [key for key in _TLS if key not in tls]):
         remedy = f"name all of {', '.join(_TLS)}, or none"
         raise ConfigurationError(configuration.place, f"tls.{missing[0]}", "is missing", remedy)
@@ -230,7 +232,7 @@ class _Reader:
         if "cooldown" in table:
             value = table["cooldown"]
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 86400:
-                raise self.error("links.cooldown", f"{value!r} is no time", "write seconds, from 0 to 86400")
+                raise self.error("links.cooldown", f"{value!r} is not a duration", "write seconds, from 0 to 86400")
             base = replace(base, cooldown=float(value))
         if base.require is not None and base.transport not in (Kind.AUTO, base.require):
             problem = f"{base.require.value} is required, but links.transport is {base.transport.value}"
@@ -263,7 +265,7 @@ class _Reader:
             raise self.error(f"{where}.transport", problem, "leave out one of them")
         own = {key: table[key] for key in ucx_keys if key in table}
         if own and transport is Kind.TCP:
-            raise self.error(f"{where}.{next(iter(own))}", "means nothing for tcp", "write transport = 'ucx'")
+            raise self.error(f"{where}.{next(iter(own))}", "has no effect for tcp", "write transport = 'ucx'")
         start = base.rdma_settings() if transport is Kind.RDMA else base.ucx
         return Rule(
             transport,
@@ -277,17 +279,17 @@ class _Reader:
     def _known(self, table: dict[str, Any], where: str, keys: tuple[str, ...]) -> None:
         for key in table:
             if key not in keys:
-                raise self.error(f"{where}.{key}", "is not known", f"the keys here are {', '.join(keys)}")
+                raise self.error(f"{where}.{key}", "is unknown", f"the keys here are {', '.join(keys)}")
 
     def _kind(self, value: Any, key: str, kinds: tuple[Kind, ...]) -> Kind:
         if value not in [kind.value for kind in kinds]:
-            raise self.error(key, f"{value!r} is no transport", f"write one of {', '.join(kinds)}")
+            raise self.error(key, f"{value!r} is not a transport", f"write one of {', '.join(kinds)}")
         return Kind(value)
 
     def _text(self, table: dict[str, Any], key: str, where: str) -> str | None:
         value = table.get(key)
         if value is not None and (not isinstance(value, str) or not value):
-            raise self.error(f"{where}.{key}", f"{value!r} is no name", "write a name in quotes")
+            raise self.error(f"{where}.{key}", f"{value!r} is not a name", "write a name in quotes")
         return value
 
     def _subnet(self, value: Any, where: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
@@ -301,7 +303,7 @@ class _Reader:
     def _names(self, value: Any, key: str) -> tuple[str, ...]:
         wrong = not isinstance(value, list) or not value
         if wrong or not all(isinstance(name, str) and re.fullmatch(r"[\w:.^-]+", name) for name in value):
-            raise self.error(key, f"{value!r} is no list of names", 'write one like ["rc", "posix"]')
+            raise self.error(key, f"{value!r} is not a list of names", 'write one like ["rc", "posix"]')
         return tuple(value)
 
     def _segment(self, value: Any, key: str) -> int:
@@ -310,7 +312,7 @@ class _Reader:
             size = int(match[1]) * _UNITS.get(match[2].upper(), 0)
         low, high = _SEGMENTS
         if isinstance(size, bool) or not isinstance(size, int) or not low <= size <= high:
-            raise self.error(key, f"{value!r} is no segment size", "write 8KiB to 16MiB, such as '1MiB'")
+            raise self.error(key, f"{value!r} is not a segment size", "write 8KiB to 16MiB, such as '1MiB'")
         return size
 
     def _options(self, value: Any, key: str) -> tuple[tuple[str, str], ...]:

@@ -19,7 +19,7 @@ from hoplite_ucx.transports.ucx import library
 __all__ = ["Machine", "Port", "RdmaDevice", "UcxBuild", "detect", "rdma_devices", "ucx_build"]
 
 VERBS_REMEDY = (
-    "install a UCX of 1.19 or newer with verbs from the system or conda, "
+    "install UCX 1.19 or newer with verbs support (system package or conda), "
     "and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
 )
 
@@ -114,20 +114,23 @@ class Machine:
         if self.ucx.failure:
             found.append((self.ucx.failure, "pip install 'hoplite-ucx[ucx]'; without it links use TCP"))
         elif self.active_ports and not self.ucx.rdma:
-            what = f"there is RDMA hardware, but UCX {self.ucx.version} was built without it (as the pip wheels are)"
+            what = (
+                f"this host has RDMA hardware, but UCX {self.ucx.version} was built without it (as the pip wheels are)"
+            )
             found.append((what, VERBS_REMEDY))
         if self.rdma and 0 <= self.locked_memory < 1 << 30:
             found.append(
                 (
-                    f"only {self.locked_memory} bytes may be locked, and RDMA locks what it sends",
+                    f"only {self.locked_memory} bytes may be locked, and RDMA locks the memory it sends",
                     "raise it: `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the service",
                 )
             )
         if 0 <= self.open_files < 4096:
-            found.append((f"only {self.open_files} descriptors may be open", "raise it: `ulimit -n 65536`"))
+            found.append((f"only {self.open_files} file descriptors may be open", "raise it: `ulimit -n 65536`"))
         if self.congestion_control.startswith("bbr"):
-            what = "TCP uses BBR, with which a connection all but stops for 0.2 s every 10 s"
-            found.append((what, "within a cluster use another: `sysctl -w net.ipv4.tcp_congestion_control=cubic`"))
+            what = "TCP uses BBR, which almost stops each connection for 0.2 s every 10 s"
+            remedy = "use another within a cluster: `sysctl -w net.ipv4.tcp_congestion_control=cubic`"
+            found.append((what, remedy))
         return found
 
 

@@ -58,11 +58,11 @@ class Stream:
 
     def __post_init__(self) -> None:
         if not all(0 <= part < 1 << 64 for part in self.key):
-            raise ValueError(f"a stream is named by two numbers in [0, 2**64), not {self.key}")
+            raise ValueError(f"a stream's key must be two numbers in [0, 2**64), not {self.key}")
         if not 0 <= self.offset <= self.size < 1 << 63:
-            raise ValueError(f"there are no bytes from {self.offset} to {self.size}")
+            raise ValueError(f"offset {self.offset} is not within the size of {self.size}")
         if not 0 < self.granule <= MAX_GRANULE:
-            raise ValueError(f"a granule has 1 to {MAX_GRANULE} bytes, not {self.granule}")
+            raise ValueError(f"a granule must have 1 to {MAX_GRANULE} bytes, not {self.granule}")
 
 
 class Fault(enum.StrEnum):

@@ -55,11 +55,11 @@ def open_transport(me: Identity, on_link_lost: LinkLost | None = None) -> MixedT
     """
     configuration = load()
     if me.tls is not None and configuration.wants_ucx:
-        problem, remedy = "UCX is asked for, and has no TLS", "leave [tls] out, or use tcp for all links"
+        problem, remedy = "UCX links do not support TLS", "leave [tls] out, or use tcp for all links"
         raise ConfigurationError(configuration.place, "links", problem, remedy)
     devices = tuple(rdma_devices())
     rdma = me.tls is None and configuration.transport is Kind.AUTO and any(device.ucx_names() for device in devices)
-    unused = UcxBuild(failure="no rule asks for it, and there is no RDMA")
+    unused = UcxBuild(failure="no rule selects UCX, and this host has no RDMA")
     ucx = ucx_build() if configuration.wants_ucx or rdma else unused
     selection = Selection(configuration, Machine(devices, ucx, -1, -1), time.monotonic)
     transport = MixedTransport(me, selection, on_link_lost)
@@ -183,7 +183,7 @@ class MixedTransport(Transport):
         offer = _Offer(receiver, stream, source, over, priority, rank)
         with self._lock:
             if stream.key in self._offers:
-                raise ValueError(f"stream {stream.key} is served already")
+                raise ValueError(f"stream {stream.key} is already being served")
             self._offers[stream.key] = offer
             # TCP waits for a receiver that has not connected yet, and gives up when none comes.
             transports = list(self._connected.get(receiver, [])) or [self._tcp]

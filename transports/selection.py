@@ -78,7 +78,7 @@ class Selection:
         if missing is not None:
             return Choice(None, f"{missing}; tcp instead" if kind is not Kind.AUTO else missing)
         if (failure := self._failed(peer)) is not None:
-            return Choice(None, f"ucx failed on this link lately ({failure}); tcp for a while")
+            return Choice(None, f"ucx failed on this link recently ({failure}); tcp for now")
         if kind in (Kind.AUTO, Kind.FASTEST):
             return self._fastest(peer, self._ways(kind, rule), size if kind is Kind.FASTEST else 0)
         return Choice(self._settings(kind, rule), why)
@@ -183,7 +183,10 @@ class Selection:
         else:
             remedy = "pip install 'hoplite-ucx[ucx]', or leave require out"
         raise ConfigurationError(
-            self._configuration.place, "links.require", f"{required.value!r} cannot be had: {missing}", remedy
+            self._configuration.place,
+            "links.require",
+            f"{required.value!r} is not available: {missing}",
+            remedy,
         )
 
 

@@ -19,8 +19,8 @@ COMMANDS = {
     "status": OnDemand("hoplite_ucx.cli.status", "status", "Show a cluster's nodes and this host's agents."),
     "links": OnDemand("hoplite_ucx.cli.links", "links", "Show how this host's agents are linked to others."),
     "delete": OnDemand("hoplite_ucx.cli.delete", "delete", "Delete objects everywhere in the cluster."),
-    "doctor": OnDemand("hoplite_ucx.cli.doctor", "doctor", "Look at this machine's UCX, RDMA devices, TCP and limits."),
-    "demo": OnDemand("hoplite_ucx.cli.demo", "demo", "Watch a broadcast and a reduce that lose a host on the way."),
+    "doctor": OnDemand("hoplite_ucx.cli.doctor", "doctor", "Check this machine's UCX, RDMA devices, TCP and limits."),
+    "demo": OnDemand("hoplite_ucx.cli.demo", "demo", "Watch a broadcast and a reduce that each lose a host."),
     "bench": OnDemand("hoplite_ucx.cli.bench", "app", "Measure on emulated hosts."),
     "simulate": OnDemand("hoplite_ucx.cli.simulate", "app", "Run the protocol on a virtual network."),
 }

@@ -65,30 +65,33 @@ class _Kind:
 def chaos(
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="A:B", help="Run the seeds from A to before B; 0:200, or 0:1500 with --mutant."),
+        typer.Option(
+            metavar="A:B",
+            help="Run the seeds from A up to, but not including, B; by default 0:200, or 0:1500 with --mutant.",
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Run this one seed, and tell its story.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Run this one seed, and print its story.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Run fresh seeds for so long, beginning with one that the clock names.")
+        float | None, typer.Option(help="Run fresh seeds for this long, starting at one taken from the clock.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(help="With --seed: write what was done in that run to this file.")
+        Path | None, typer.Option(help="With --seed: record the choices of that run in this file.")
     ] = None,
-    replayed: Annotated[
-        Path | None, typer.Option("--replay", help="Do what such a file says, and tell the story.")
-    ] = None,
+    replayed: Annotated[Path | None, typer.Option("--replay", help="Replay a recording, and print its story.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes to use; all cores by default.")] = None,
-    mutant: Annotated[str | None, typer.Option(help=f"Break one rule on purpose: {', '.join(MUTANTS)}.")] = None,
+    mutant: Annotated[
+        str | None, typer.Option(help=f"Leave out one rule of the protocol on purpose: {', '.join(MUTANTS)}.")
+    ] = None,
     reductions: Annotated[bool, typer.Option(help="Mix reductions with puts, gets, waits and deletes.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Random clusters, workloads and faults, each run from its seed and judged by the oracle."""
+    """Random clusters, workloads and faults, each made from a seed and checked by the oracle."""
     if mutant is not None and mutant not in MUTANTS:
         raise typer.BadParameter(f"{mutant!r} is not one of {', '.join(MUTANTS)}", param_hint="--mutant")
     if sum(choice is not None for choice in (seeds, seed, minutes, replayed)) > 1:
         raise typer.BadParameter("give one of --seed, --seeds, --minutes and --replay", param_hint="--seed")
     if record is not None and seed is None:
-        raise typer.BadParameter("name the one run to record with --seed", param_hint="--record")
+        raise typer.BadParameter("--record needs --seed, the run to record", param_hint="--record")
     if minutes is not None and not 0 < minutes <= _MOST_MINUTES:
         raise typer.BadParameter(f"give more than 0 and at most {_MOST_MINUTES} minutes", param_hint="--minutes")
     kind = _Kind(mutant, reductions, tell=seed is not None)
@@ -104,7 +107,7 @@ def chaos(
             end = time.monotonic() + 60 * minutes
             chosen: Iterable[int] = takewhile(lambda _: time.monotonic() < end, count(first))
             if not as_json:
-                typer.echo(f"seeds from {first} on, for {minutes:g} minutes")
+                typer.echo(f"seeds from {first} up, for {minutes:g} minutes")
         elif seed is not None:
             chosen = [seed]
         else:

@@ -1,4 +1,4 @@
-"""`hoplite delete`: end objects by hand, such as those of a program that ended without deleting them."""
+"""`hoplite delete`: delete objects by hand, such as those of a program that ended without deleting them."""
 
 import os
 from typing import Annotated
@@ -15,23 +15,25 @@ from hoplite_ucx.runtime.worker import default_cluster
 
 
 def delete(
-    refs: Annotated[list[str] | None, typer.Argument(metavar="REF...", help="32 hexadecimal digits each.")] = None,
+    refs: Annotated[
+        list[str] | None, typer.Argument(metavar="REF...", help="The refs to delete, 32 hexadecimal digits each.")
+    ] = None,
     idle: Annotated[
         float | None,
         typer.Option(
             parser=duration_option,
             metavar="DURATION",
-            help="Delete what this host's agent has held for that long, while nobody here used it.",
+            help="Delete objects that this host's agent has held, unused, for at least this long.",
         ),
     ] = None,
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="The cluster's directory; HOPLITE_ADDRESS by default.")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="The agent to go through, where this host has several; HOPLITE_AGENT by default.")
+        str | None, typer.Option(help="The agent to use, if this host has several; HOPLITE_AGENT by default.")
     ] = None,
 ) -> None:
-    """Delete objects everywhere in the cluster. `hoplite status` shows the largest of this host."""
+    """Delete objects everywhere in the cluster. `hoplite status` shows the largest objects of this host."""
     if (idle is None) == (not refs):
         raise typer.BadParameter("give either refs or --idle", param_hint="REF...")
     if address is None and not os.environ.get(ADDRESS):
@@ -54,11 +56,11 @@ def delete(
 def _unnamed() -> str:
     here = sorted({agent["directory"] for agent in local_agents().status})
     known = f"this host has agents of {', '.join(here)}" if here else "no agent of this user runs on this host"
-    return f"no cluster is named; give its address, or set {ADDRESS} ({known})"
+    return f"give the cluster's --address, or set {ADDRESS} ({known})"
 
 
 def _delete_idle(seconds: float) -> int:
-    """The agent tells of the largest, so that they are deleted bunch by bunch."""
+    """The agent lists only its largest objects, so they are deleted in batches."""
     seen: set[str] = set()
     while (
         found := {
@@ -77,4 +79,6 @@ def _ref(text: str) -> hoplite.ObjectRef:
     try:
         return hoplite.ObjectRef.fromhex(text)
     except HopliteError:
-        raise typer.BadParameter(f"{text!r} is no ref; they have 32 hexadecimal digits", param_hint="REF...") from None
+        raise typer.BadParameter(
+            f"{text!r} is not a ref; refs have 32 hexadecimal digits", param_hint="REF..."
+        ) from None

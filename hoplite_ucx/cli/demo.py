@@ -35,12 +35,12 @@ _FEWEST, _MOST = 3, 32
 
 def demo(
     hosts: Annotated[int, typer.Option(min=_FEWEST, max=_MOST, help="How many hosts.")] = 8,
-    size: Annotated[int, typer.Option(parser=size_option, help="Size of each array, from 1MiB on.")] = _SIZE,
+    size: Annotated[int, typer.Option(parser=size_option, help="Size of each array, at least 1MiB.")] = _SIZE,
     rate: Annotated[float, typer.Option(parser=bandwidth_option, help="Rate of each host, in and out.")] = _RATE,
     kill: Annotated[bool, typer.Option("--kill/--no-kill", help="Kill a host in the middle of each act.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """A broadcast and a reduce between real processes on emulated hosts, each with a host killed on the way."""
+    """A broadcast and a reduce between real processes on emulated hosts; a host is killed during each."""
     if size < _SMALLEST or size % 4:
         raise typer.BadParameter(f"at least 1MiB, in whole float32s, not {format_size(size)}", param_hint="--size")
     console = Console(highlight=False)
@@ -55,7 +55,7 @@ def demo(
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
-        screen.say("interrupted; everything is taken down")
+        screen.say("interrupted; all hosts and processes are being removed")
         raise typer.Exit(INTERRUPTED) from None
     except (DemoError, ClusterError, HopliteError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -93,7 +93,7 @@ def _play(there: Hosts, screen: Screen, *, kill: bool) -> list[Act]:
 
 
 def _warm_up(there: Hosts) -> None:
-    """An untimed round, as before every measurement: connections are made, and no page of memory is fresh later."""
+    """An untimed round, as before every measurement: it opens connections and touches memory for the first time."""
     round_before = Broadcast(there, kill=False, show=lambda _: None)
     round_before.play()
     if round_before.problems:
@@ -114,7 +114,7 @@ def _summary(screen: Screen, acts: list[Act], seconds: float) -> None:
 
 def _verdict(act: Act) -> Text:
     if act.seconds is None:
-        return Text(f"{act.name:<10} did not end well", "bold red")
+        return Text(f"{act.name:<10} failed", "bold red")
     text = Text.assemble(f"{act.name:<10} ", (_time(act.seconds), "bold"))
     if act.limit is not None:
         text.append(f"   {act.seconds / act.limit:.2f} × the limit of {_time(act.limit)}")

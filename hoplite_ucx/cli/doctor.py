@@ -1,4 +1,4 @@
-"""`hoplite doctor`: what this machine has for links, what stands in the way of faster ones, and the remedy."""
+"""`hoplite doctor`: which transports this machine has, what prevents faster ones, and the remedy."""
 
 import dataclasses
 import json
@@ -21,12 +21,12 @@ def doctor(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Where /sys and /proc are looked for; another than / is for tests and for what a host sent.",
+            help="Where to find /sys and /proc; other than / only for tests and for files from another host.",
         ),
     ] = Path("/"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Look at this machine's UCX, RDMA devices, TCP and limits. Exit code 1 if the configuration cannot be kept."""
+    """Check this machine's UCX, RDMA devices, TCP and limits. Exits with 1 if the configuration does not work here."""
     machine = detect(root)
     problems = [{"problem": problem, "remedy": remedy} for problem, remedy in machine.problems()]
     refused = None
@@ -71,13 +71,17 @@ def _show(console: Console, machine: Machine, problems: list[dict[str, str]], re
     else:
         console.print("RDMA devices: none")
     console.print(f"links to other hosts: {'RDMA can be used' if machine.rdma else 'TCP'}")
-    console.print(f"limits: {_limit(machine.open_files)} descriptors, {_limit(machine.locked_memory)} bytes locked")
+    console.print(
+        f"limits: {_limit(machine.open_files)} file descriptors, {_limit(machine.locked_memory)} bytes locked"
+    )
     if not problems and refused is None:
-        console.print("nothing stands in the way")
+        console.print("no problems found")
     for found in problems:
         console.print(f"- {found['problem']}\n  → {found['remedy']}", highlight=False, markup=False, soft_wrap=True)
     if refused is not None:
-        console.print(f"- the configuration cannot be kept: {refused}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"- the configuration does not work on this host: {refused}", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def _limit(value: int) -> str:

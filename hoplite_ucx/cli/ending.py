@@ -1,6 +1,6 @@
-"""How the command is told to end: SIGTERM and SIGHUP do what ctrl-C does, so that whatever it started is taken down.
+"""How signals end the command: SIGTERM and SIGHUP do what ctrl-C does, so that it ends all that it started.
 
-A signal that is ignored stays so: `nohup hoplite start` goes on when its terminal is closed.
+An ignored signal stays ignored: `nohup hoplite start` keeps running when its terminal closes.
 """
 
 import signal

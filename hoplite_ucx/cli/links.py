@@ -1,4 +1,4 @@
-"""`hoplite links`: the links of this host's agents, what each uses, what UCX really got, and why."""
+"""`hoplite links`: the links of this host's agents, the transport of each, the lanes that UCX chose, and why."""
 
 import json
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from hoplite_ucx.runtime.launch.inspection import local_agents
 def links(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show how this host's agents are linked to others."""
+    """Show the links of this host's agents, and the transport of each."""
     agents = local_agents()
     if as_json:
         shown = ("agent", "address", "links")

@@ -1,4 +1,4 @@
-"""What all commands that measure share: their options, how figures are shown, and how a refusal is told."""
+"""What all commands that measure share: their options, how they show figures, and how they report a refusal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hoplite_ucx.bench.hosts.namespaces import ClusterError
 from hoplite_ucx.bench.peers.measuring import NotRun
 from hoplite_ucx.cli.quantities import bandwidth_option, format_duration, size_option
 
-Hosts = Annotated[int, typer.Option(min=1, help="How many hosts, the source included.")]
+Hosts = Annotated[int, typer.Option(min=1, help="How many hosts, including the source.")]
 Size = Annotated[int, typer.Option(parser=size_option, help="Size of each object.")]
 Rate = Annotated[float, typer.Option(parser=bandwidth_option, help="Rate of each host, in and out.")]
 Repeat = Annotated[int, typer.Option(min=1, help="Timed rounds, after an untimed one.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line and nothing else.")]
 
 # Typer parses a default as it parses what is typed.
 SIZE: int = "32MiB"  # type: ignore[assignment]
@@ -32,7 +32,7 @@ _RULES = f"it counts {PAYLOAD:g} of the rate; rounds start together and end with
 
 
 def show(measurements: Iterable[Measurement], title: str, yardstick: str = "limit", rules: str = _RULES) -> None:
-    """One line a measurement: its median, the fastest and slowest round, and how it stands to the limit."""
+    """One line per measurement: its median, the fastest and slowest round, and the ratio to the limit."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for column in ("", "median", "fastest", "slowest", "spread", f"× {yardstick}", "processor"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
@@ -55,7 +55,7 @@ def show(measurements: Iterable[Measurement], title: str, yardstick: str = "limi
 
 
 def tell_not_run(skipped: Iterable[NotRun], as_json: bool) -> None:
-    """What there are no figures of, and why: a line each, with status 1 at the end."""
+    """List what was not run, and why, one line each; the exit status is then 1."""
     told = list(skipped)
     for each in told:
         typer.echo(each.json_line() if as_json else f"not run: {each.what}: {each.why}", err=not as_json)
@@ -65,7 +65,7 @@ def tell_not_run(skipped: Iterable[NotRun], as_json: bool) -> None:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What a cluster or a peer refuses is told in a line."""
+    """Print a refusal of a cluster or a peer as one line."""
     try:
         yield
     except (ClusterError, PeerError) as refusal:

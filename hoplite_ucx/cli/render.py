@@ -130,7 +130,7 @@ def _incidents(scenario: Scenario, result: Result) -> Iterator[Text]:
 
 def _unanswered(result: Result) -> Iterator[Text]:
     if result.unanswered:
-        yield Text(f"  ! {_gets(len(result.unanswered))} had no answer in the end", "bold red")
+        yield Text(f"  ! {_gets(len(result.unanswered))} never returned", "bold red")
 
 
 def _receivers(result: Result, what: str = "host") -> Table:

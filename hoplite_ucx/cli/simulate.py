@@ -37,7 +37,7 @@ app = typer.Typer(
 )
 app.command()(chaos)
 
-Nodes = Annotated[int, typer.Option(help="How many hosts, the source included.")]
+Nodes = Annotated[int, typer.Option(help="How many hosts, including the source.")]
 Size = Annotated[int, typer.Option(parser=size_option, help="Size of each object.")]
 Bandwidth = Annotated[float, typer.Option(parser=bandwidth_option, help="Rate of every host's network card.")]
 Latency = Annotated[float, typer.Option(parser=duration_option, help="Latency between any two hosts.")]
@@ -47,8 +47,8 @@ ArrivalsText = Annotated[
     typer.Option(
         "--arrivals",
         metavar="together|every D|random D|bimodal D",
-        help="When the receivers ask, or the sources of a reduce are put; D is a duration, or a part of the limit "
-        "like 30%. Bimodal: half at once, half D later.",
+        help="When the receivers ask, or the sources of a reduce are put; D is a duration, or a fraction of the limit "
+        "such as 30%. Bimodal: half at once, half D later.",
     ),
 ]
 KillTexts = Annotated[
@@ -57,19 +57,19 @@ KillTexts = Annotated[
 ]
 UnplugTexts = Annotated[
     list[str] | None,
-    typer.Option("--unplug", metavar="HOST@WHEN", help="Cut a host off without a word, like --kill. Repeatable."),
+    typer.Option("--unplug", metavar="HOST@WHEN", help="Cut a host off silently; written like --kill. Repeatable."),
 ]
 RestartText = Annotated[
     str | None,
     typer.Option(
-        "--restart-directory", metavar="WHEN", help="Crash the directory, to be succeeded 50 ms later: 40%, 0.2s."
+        "--restart-directory", metavar="WHEN", help="Crash the directory; a new one starts 50 ms later: 40%, 0.2s."
     ),
 ]
 SlowTexts = Annotated[
     list[str] | None,
     typer.Option("--slow", metavar="HOST=RATE", help="A host with another rate: 5=500mbit. Repeatable."),
 ]
-Seed = Annotated[int, typer.Option(help="Everything random follows from it.")]
+Seed = Annotated[int, typer.Option(help="The seed of everything random.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 # Typer reads these defaults with the option's parser, as if they had been typed.
@@ -91,7 +91,7 @@ def broadcast(
     unplug: UnplugTexts = None,
     restart_directory: RestartText = None,
     slow: SlowTexts = None,
-    copies: Annotated[int, typer.Option(help="How many hosts have the object already, the source first.")] = 1,
+    copies: Annotated[int, typer.Option(help="How many hosts already have the object, the source first.")] = 1,
     put_again: Annotated[
         bool, typer.Option("--put-again", help="If the object is lost, put it again and let everyone ask again.")
     ] = False,
@@ -137,7 +137,7 @@ def gather(
     """Get one object from every other host to host 0."""
     kills = _kills(kill, unplug)
     if any(each.host == measure.SOURCE for each in kills):
-        raise typer.BadParameter("host 0 does the gathering; kill one of the others")
+        raise typer.BadParameter("host 0 gathers; kill another host")
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
     scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed)
     result = measure.gather(scenario)
@@ -156,7 +156,7 @@ def reduce(
     latency: Latency = _LATENCY,
     handover: Handover = _HANDOVER,
     count: Annotated[
-        int | None, typer.Option(help="How many sources go in, the first that are ready; all by default.")
+        int | None, typer.Option(help="How many sources to combine, the first that are ready; all by default.")
     ] = None,
     arrivals: ArrivalsText = "together",
     kill: KillTexts = None,
@@ -164,7 +164,7 @@ def reduce(
     restart_directory: RestartText = None,
     slow: SlowTexts = None,
     copies: Annotated[
-        int, typer.Option(help="How many hosts have each source already: its own and the next ones.")
+        int, typer.Option(help="How many hosts already have each source: its own and the next ones.")
     ] = 1,
     getters: Annotated[int, typer.Option(help="How many hosts get the result, host 0 first.")] = 1,
     compare_static: Annotated[
@@ -176,7 +176,7 @@ def reduce(
     """Combine one object of every host, and get the result at host 0."""
     kills = _kills(kill, unplug)
     if any(each.host < getters for each in kills):
-        raise typer.BadParameter(f"the first {getters} of the hosts get the result; kill one of the others")
+        raise typer.BadParameter(f"the first {getters} hosts get the result; kill another host")
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
     disturbed = Disturbed(kills, _crash(restart_directory))
     scenario = _scenario(shape, size, arrivals, disturbed, seed, copies=copies, count=count, getters=getters)
@@ -193,7 +193,7 @@ def allreduce(
     latency: Latency = _LATENCY,
     handover: Handover = _HANDOVER,
     count: Annotated[
-        int | None, typer.Option(help="How many sources go in, the first that are ready; all by default.")
+        int | None, typer.Option(help="How many sources to combine, the first that are ready; all by default.")
     ] = None,
     arrivals: ArrivalsText = "together",
     kill: KillTexts = None,
@@ -201,7 +201,7 @@ def allreduce(
     restart_directory: RestartText = None,
     slow: SlowTexts = None,
     copies: Annotated[
-        int, typer.Option(help="How many hosts have each source already: its own and the next ones.")
+        int, typer.Option(help="How many hosts already have each source: its own and the next ones.")
     ] = 1,
     compare_static: Annotated[
         bool, typer.Option("--compare-static", help="Run a ring in stripes, chains, trees and stars as well.")
@@ -212,7 +212,7 @@ def allreduce(
     """Combine one object of every host, and get the result at every host."""
     kills = _kills(kill, unplug)
     if any(each.host == measure.SOURCE for each in kills):
-        raise typer.BadParameter("host 0 asks for the allreduce; kill one of the others")
+        raise typer.BadParameter("host 0 asks for the allreduce; kill another host")
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
     options = {"copies": copies, "count": count, "getters": nodes, "everywhere": True}
     scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed, **options)
@@ -271,7 +271,7 @@ def _scenario(shape: Shape, size: int, arrivals: str, disturbed: Disturbed, seed
 
 def _require_copies_together(scenario: Scenario) -> None:
     if scenario.copies > 1 and scenario.arrivals.pattern is not Pattern.TOGETHER:
-        raise typer.BadParameter("copies are made before the clock starts, so the sources must be there together")
+        raise typer.BadParameter("copies are made before the clock starts, so all sources must be ready at the start")
 
 
 def _arrivals(text: str) -> Arrivals:
@@ -279,7 +279,9 @@ def _arrivals(text: str) -> Arrivals:
     if pattern == Pattern.TOGETHER and not span:
         return Arrivals()
     if pattern not in (Pattern.EVERY, Pattern.RANDOM, Pattern.BIMODAL) or not span:
-        raise ValueError(f"{text!r} are no arrivals; write together, every 10ms, every 30%, random 2s or bimodal 2s")
+        raise ValueError(
+            f"{text!r} is not an arrival pattern; write together, every 10ms, every 30%, random 2s or bimodal 2s"
+        )
     return Arrivals(Pattern(pattern), _span(span))
 
 
@@ -288,7 +290,7 @@ def _span(text: str) -> Span:
     if not text.endswith("%"):
         return Span(parse_duration(text))
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text[:-1], re.ASCII):
-        raise ValueError(f"{text!r} is not a part of the limit; write it like 40%")
+        raise ValueError(f"{text!r} is not a fraction of the limit; write it like 40%")
     return Span(float(text[:-1]) / 100, of_limit=True)
 
 
@@ -347,7 +349,7 @@ def _show(report: Iterable[RenderableType]) -> None:
 
 
 def _finish(result: Result) -> None:
-    """A get that never ended is a fault of the protocol, unless it asked for what was lost before."""
+    """A get that never returned is a bug in the protocol, unless it asked for an object that was already lost."""
     if result.unanswered and not result.failures:
         raise typer.Exit(1)
 

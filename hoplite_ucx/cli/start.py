@@ -1,4 +1,4 @@
-"""`hoplite start`: the service of a host, in the foreground, until it is told to end."""
+"""`hoplite start`: run a host's service in the foreground, until a signal ends it."""
 
 import json
 import os
@@ -19,39 +19,48 @@ from hoplite_ucx.transports.wire.addresses import is_loopback, is_unspecified, p
 
 def start(
     head: Annotated[
-        bool, typer.Option("--head", help="Run the directory of a new cluster here, and an agent.")
+        bool, typer.Option("--head", help="Start a new cluster: run its directory and an agent here.")
     ] = False,
     address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Run an agent for the cluster of the directory there.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Join the cluster of this directory: run an agent here.")
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(help="The address of this host to listen on; 127.0.0.1 for a head, else what leads there."),
+        typer.Option(
+            help="The address of this host to listen on; by default 127.0.0.1 for a head, else the address that "
+            "reaches the directory."
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The directory's port; 0 takes a free one.")] = 7777,
     memory: Annotated[
         int | None,
-        typer.Option(parser=size_option, metavar="SIZE", help="The limit of this host's store; 4GiB, or half the RAM."),
+        typer.Option(
+            parser=size_option,
+            metavar="SIZE",
+            help="The limit of this host's store; by default 4GiB, or half the RAM if that is less.",
+        ),
     ] = None,
     rate: Annotated[
         float | None,
         typer.Option(
-            parser=bandwidth_option, metavar="BANDWIDTH", help="What this host's network card carries, if not known."
+            parser=bandwidth_option,
+            metavar="BANDWIDTH",
+            help="The rate of this host's network card, if the system does not report it.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
 ) -> None:
     """Run this host's part of a cluster until ctrl-C.
 
-    Whoever joins must have the cluster's token. It comes from HOPLITE_TOKEN, from the file that HOPLITE_TOKEN_FILE
-    names, or from a file of your own, which --head makes and names.
+    Every host needs the cluster's token. It comes from HOPLITE_TOKEN, from the file that HOPLITE_TOKEN_FILE
+    names, or from your own token file, which --head creates and prints.
     """
     if head == (address is not None):
         raise typer.BadParameter("give either --head or --address", param_hint="--head")
     if memory == 0:
-        raise typer.BadParameter("a store without memory holds nothing", param_hint="--memory")
+        raise typer.BadParameter("the store needs some memory", param_hint="--memory")
     if host is not None and is_unspecified(host):
-        problem = f"others must be able to reach {host}: give one of this host's own addresses"
+        problem = f"other hosts cannot reach {host}: give one of this host's own addresses"
         raise typer.BadParameter(problem, param_hint="--host")
     try:
         limit = store_limit(memory)
@@ -79,8 +88,8 @@ def start(
 
 def _several(others: list[str]) -> str:
     return (
-        f"warning: this host has other agents of this cluster: {', '.join(others)}. One is enough, and shares its "
-        f"memory with all processes; with several, programs must name theirs with init(agent=...) or {AGENT}"
+        f"warning: this host has other agents of this cluster: {', '.join(others)}. One agent is enough: "
+        f"all processes share its memory. With several, programs must choose one with init(agent=...) or {AGENT}"
     )
 
 
@@ -103,7 +112,7 @@ def _show(service: Service, plan: ServicePlan, token_file: Path | None, as_json:
         typer.echo(f"directory  {service.address}  (cluster {agent['cluster']})")
     typer.echo(f"agent      {agent['address']}  ({agent['agent']}, {format_size(plan.memory)} of memory)")
     if token_file is not None:
-        typer.echo(f"token      {token_file}  (who has it can join, and run code as you)")
+        typer.echo(f"token      {token_file}  (anyone who has it can join and run code as you)")
         if not is_loopback(parse_address(service.address)[0]):
             joining = f"hoplite start --address {service.address}"
             typer.echo(f"on other hosts, copy that file to the same place, then `{joining}`")

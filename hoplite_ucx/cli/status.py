@@ -18,12 +18,12 @@ from hoplite_ucx.runtime.local.remedies import JOIN_OR_START, join
 def status(
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The directory to ask about its cluster; HOPLITE_ADDRESS by default."),
+        typer.Option(metavar="HOST:PORT", help="The directory of the cluster to show; HOPLITE_ADDRESS by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show the nodes of the cluster, and this host's agents of it (all of them, if no cluster is named) with their
-    largest objects and streams. It fails if there is neither an agent here nor a cluster to ask."""
+    """Show the nodes of the cluster, and this host's agents of it (all agents, if no cluster is given) with their
+    largest objects and streams. It fails if this host has no agent and no cluster is given."""
     where = address or os.environ.get(ADDRESS)
     try:
         cluster = directory_status(where, token_towards(where)) if where is not None else None
@@ -48,9 +48,9 @@ def _show(console: Console, where: str | None, cluster: dict[str, Any] | None, a
 
 
 def show_absent(console: Console, agents: LocalAgents, cluster: str | None = None) -> None:
-    """Who does not answer, or that there is nobody, of the cluster at this address if one is named."""
+    """Print the agents that do not answer, or that there are none, for the cluster at this address if one is given."""
     for name in agents.silent:
-        console.print(f"agent {name} does not answer; look whether it is stopped, or overloaded", highlight=False)
+        console.print(f"agent {name} does not answer; check whether it is stopped or overloaded", highlight=False)
     if not agents.status and not agents.silent:
         remedy = JOIN_OR_START if cluster is None else join(cluster)
         console.print(f"no agent of this user runs on this host; {remedy}", highlight=False)
@@ -90,7 +90,7 @@ def _show_agent(console: Console, agent: dict[str, Any]) -> None:
 
 
 def _size(size: int) -> str:
-    """Sizes for the eye."""
+    """A size for people to read."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"

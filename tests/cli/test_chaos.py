@@ -52,7 +52,7 @@ def test_json_is_one_object_and_nothing_else() -> None:
 def test_fresh_seeds_are_named() -> None:
     result = chaos("--minutes", "0.001", "--jobs", "1")
     assert result.exit_code == 0, result.output
-    assert re.search(r"^seeds from \d+ on, for 0.001 minutes\n\d+ seeds, 0 failed", result.output)
+    assert re.search(r"^seeds from \d+ up, for 0.001 minutes\n\d+ seeds, 0 failed", result.output)
 
 
 def test_every_failure_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_reduce_stands_in_one_table_with_static_trees() -> None:
         (["--getters", "0"], "0 of 8 hosts"),
         (["--kill", "0@10%"], "get the result"),
         (["--copies", "2", "--arrivals", "every 1s"], "before the clock starts"),
-        (["--arrivals", "bimodal"], "no arrivals"),
+        (["--arrivals", "bimodal"], "not an arrival pattern"),
     ],
 )
 def test_impossible_reductions_are_refused_in_one_line(arguments: list[str], complaint: str) -> None:
@@ -134,9 +134,9 @@ def test_inline_objects_need_no_tree() -> None:
         (["--kill", "4"], "does not say when"),
         (["--kill", "4@-1s"], "not a duration"),
         (["--kill", "four@40%"], "not a host"),
-        (["--unplug", "4@x%"], "not a part of the limit"),
-        (["--arrivals", "sometimes"], "no arrivals"),
-        (["--arrivals", "every"], "no arrivals"),
+        (["--unplug", "4@x%"], "not a fraction of the limit"),
+        (["--arrivals", "sometimes"], "not an arrival pattern"),
+        (["--arrivals", "every"], "not an arrival pattern"),
         (["--slow", "5"], "does not say how slow"),
         (["--slow", "9=500mbit"], "no host 9"),
         (["--copies", "8"], "no receiver"),
@@ -152,7 +152,7 @@ def test_bad_input_is_refused_in_one_line(arguments: list[str], complaint: str) 
 def test_the_gatherer_cannot_be_killed() -> None:
     result = simulate("gather", "--kill", "0@10%")
     assert result.exit_code == 2
-    assert "does the gathering" in result.stderr
+    assert "host 0 gathers" in result.stderr
 
 
 def test_allreduce_tells_of_its_stripes() -> None:

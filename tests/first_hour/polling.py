@@ -41,7 +41,7 @@ def poll_of_nothing() -> str:
     with embedded() as cluster:
         ref = hoplite.new_ref()
         assert cluster.wait([ref], timeout=0) == ([], [ref])
-        return "not ready; " + text_of(lambda: cluster.get(ref, timeout=0), "nobody has it")
+        return "not ready; " + text_of(lambda: cluster.get(ref, timeout=0), "no node has it")
 
 
 @finding("6", "a get while the directory is stopped")

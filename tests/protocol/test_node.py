@@ -314,7 +314,7 @@ def test_a_get_that_runs_out_of_time_says_what_it_waited_for() -> None:
     failed, unwant = n.directory(Polled(1, ObjectState.UNKNOWN))
     assert isinstance(failed, CallFailed)
     assert failed.failure.kind is FailureKind.TIMEOUT
-    assert "nobody has it" in failed.failure.detail
+    assert "no node has it" in failed.failure.detail
     assert unwant == SendDirectory(Unwant(R))
     assert not n.state.fetching.fetches
 

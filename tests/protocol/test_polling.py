@@ -101,7 +101,7 @@ def test_it_asks_at_once_and_hears_of_an_object_that_is_not_there() -> None:
     failed, unwant = n.directory(Polled(1, ObjectState.UNKNOWN))
     assert isinstance(failed, CallFailed)
     assert failed.failure.kind is FailureKind.TIMEOUT
-    assert "nobody has it" in failed.failure.detail
+    assert "no node has it" in failed.failure.detail
     assert "timeout" in failed.failure.remedy
     assert unwant == SendDirectory(Unwant(R))
     assert not n.state.fetching.fetches
@@ -135,7 +135,7 @@ def test_the_transfer_has_a_time_limit() -> None:
     n.positions[stream] = 5
     n.beat(3)
     assert n.none(n.handle(Tick({stream: 7})), CallFailed)
-    assert f"5 of {SIZE} bytes have come" in failure(n.beat()).detail
+    assert f"5 of {SIZE} bytes have arrived" in failure(n.beat()).detail
 
 
 def test_what_is_lost_in_the_meantime_is_not_waited_for() -> None:
@@ -147,14 +147,14 @@ def test_what_is_lost_in_the_meantime_is_not_waited_for() -> None:
     assert n.sent(n.directory(Drop(V)), Want) == [Want(R)]
     asked = n.sent(n.beat(int(SETTINGS.lease / SETTINGS.heartbeat)), Poll)
     assert asked == [Poll(1, R)]
-    assert "nobody has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
+    assert "no node has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
 
 
 @pytest.mark.parametrize(
     ("state", "why"),
     [
         (ObjectState.COMING, "it is still being put or reduced"),
-        (ObjectState.UNKNOWN, "nobody has it"),
+        (ObjectState.UNKNOWN, "no node has it"),
     ],
 )
 def test_it_says_why_there_is_nothing(state: ObjectState, why: str) -> None:
@@ -211,7 +211,7 @@ def test_what_is_deleted_while_there_is_no_room_for_it_is_not_waited_for() -> No
     assert n.directory(Failed(R, gone)) == [CallFailed(1, gone)]
 
 
-@pytest.mark.parametrize(("state", "why"), [(ObjectState.UNKNOWN, "nobody has it"), (ObjectState.READY, "no room")])
+@pytest.mark.parametrize(("state", "why"), [(ObjectState.UNKNOWN, "no node has it"), (ObjectState.READY, "no room")])
 def test_what_is_lost_is_not_said_to_have_no_room(state: ObjectState, why: str) -> None:
     n = behind_another()
     n.handle(GetCall(2, R, n.now))
@@ -269,13 +269,13 @@ def test_a_get_whose_time_is_over_says_how_far_it_came() -> None:
     n.now = 0.001
     n.handle(Tick())
     n.directory(place())
-    assert f"0 of {SIZE} bytes have come" in failure(n.directory(Polled(1, ObjectState.READY))).detail
+    assert f"0 of {SIZE} bytes have arrived" in failure(n.directory(Polled(1, ObjectState.READY))).detail
 
 
 def test_contributors_are_asked_for_once() -> None:
     n = NodeDriver()
     assert n.handle(ContributorsCall(1, R, n.now)) == [SendDirectory(Ask(1, R)), SendDirectory(Poll(1, R))]
-    assert "not decided" in failure(n.directory(Polled(1, ObjectState.COMING))).detail
+    assert "not sealed yet" in failure(n.directory(Polled(1, ObjectState.COMING))).detail
     assert not n.state.calls.asks
     n.handle(ContributorsCall(2, R, n.now))
     assert n.directory(Contributors(2, (ref(2),))) == [ContributorsAre(2, (ref(2),))]
@@ -318,7 +318,7 @@ def test_a_directory_that_went_away_is_named_with_the_time_since(call: str) -> N
     failed = failure(effects)
     assert failed.kind is FailureKind.TIMEOUT
     assert "the directory has not answered for 10" in failed.detail
-    assert "nobody has it" not in failed.detail
+    assert "no node has it" not in failed.detail
     assert "directory runs" in failed.remedy
 
 
@@ -354,7 +354,7 @@ def test_a_node_that_slept_gives_the_directory_the_rest_of_its_time() -> None:
     n.handle(DirectoryLost())  # it had declared us dead
     assert n.none(n.handle(Tick()), CallFailed)
     assert n.sent(n.connect_effects(), Poll) == [Poll(1, R)]
-    assert "nobody has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
+    assert "no node has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
 
 
 def test_a_node_that_slept_does_not_hope_for_ever() -> None:
@@ -379,7 +379,7 @@ def test_one_that_answers_others_but_not_this_is_not_called_silent() -> None:
     n = NodeDriver()
     n.handle(GetCall(1, R, LATER, once=True))
     detail = failure(n.beat(4)).detail
-    assert "did not say in time what it knows" in detail
+    assert "did not answer this call in time" in detail
 
 
 def test_what_this_node_slept_through_is_not_its_silence() -> None:
@@ -401,7 +401,7 @@ def test_a_question_is_asked_again_in_the_next_session() -> None:
     assert join.watches == (ref(2),)
     assert polls == [Poll(1, R), Poll(2)]
     n.directory(Ready((ref(2),)))
-    assert "nobody has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
+    assert "no node has it" in failure(n.directory(Polled(1, ObjectState.UNKNOWN))).detail
 
 
 def test_what_is_being_received_goes_on_without_a_directory() -> None:

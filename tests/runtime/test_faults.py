@@ -322,7 +322,7 @@ def test_a_process_without_descriptors_is_told_so() -> None:
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=without_address(), check=True)
-    assert "no descriptor left" in done.stdout
+    assert "no file descriptor left" in done.stdout
     assert "RLIMIT_NOFILE" in done.stdout
 
 

@@ -63,10 +63,10 @@ def test_token_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_token() == b"the token"
     path.unlink()
     os.mkfifo(path, 0o600)
-    refused("no regular file")  # and does not wait for a writer
+    refused("not a regular file")  # and does not wait for a writer
     path.unlink()
     path.mkdir(0o700)
-    refused("no regular file")
+    refused("not a regular file")
     monkeypatch.setenv("HOPLITE_TOKEN", "from the variable")
     assert read_token() == b"from the variable"
 

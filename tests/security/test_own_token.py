@@ -85,7 +85,7 @@ def test_what_to_copy_is_said_where_the_token_is_missing(home: Path, monkeypatch
         for command in ("start", "status"):
             done = CliRunner().invoke(app, [command, "--address", report["address"]], env=elsewhere)
             assert done.exit_code == 1
-            assert "copy the token file that `hoplite start --head` names" in done.stderr
+            assert "copy the token file that `hoplite start --head` prints" in done.stderr
 
 
 def test_a_head_tells_other_hosts_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_a_file_of_another_user_is_refused(home: Path) -> None:
 
 def test_a_file_that_cannot_be_made_is_an_error(home: Path) -> None:
     home.parents[1].touch()  # where its directory should be
-    with pytest.raises(HopliteError, match=r"cannot be made.*HOPLITE_TOKEN"):
+    with pytest.raises(HopliteError, match=r"cannot be created.*HOPLITE_TOKEN"):
         head_token()
 
 

@@ -54,9 +54,9 @@ def test_the_configuration_names_certificates(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ('certificate = "a"\nkey = "b"', "tls.ca: is missing"),
-        ('certificate = ""\nkey = "b"\nca = "c"', "is no name"),
-        ("certificate = 3", "is no name"),
-        ('certificat = "a"', "is not known"),
+        ('certificate = ""\nkey = "b"\nca = "c"', "is not a name"),
+        ("certificate = 3", "is not a name"),
+        ('certificat = "a"', "is unknown"),
     ],
 )
 def test_a_configuration_that_makes_no_sense(tmp_path: Path, text: str, says: str) -> None:
@@ -79,9 +79,9 @@ def test_bad_certificates_are_told_at_the_start(authority: Authority, files: Tls
         (replace(files, certificate=tmp_path / "none"), "tls.certificate: cannot be read"),
         (replace(files, key=tmp_path / "none"), "tls.key: cannot be read"),
         (replace(files, ca=tmp_path / "none"), "tls.ca: cannot be read"),
-        (replace(files, certificate=garbage), "tls.certificate: .* no pair"),
-        (replace(files, key=garbage), "tls.certificate: .* no pair"),
-        (replace(files, ca=garbage), "tls.ca: is no certificate"),
+        (replace(files, certificate=garbage), "tls.certificate: .* must be a matching pair"),
+        (replace(files, key=garbage), "tls.certificate: .* must be a matching pair"),
+        (replace(files, ca=garbage), "tls.ca: is not a certificate"),
         (replace(files, key=other.issue("stranger").key), "tls.certificate: .*key values mismatch"),
         (replace(files, key=open_key), "tls.key: is open to every user"),
         (replace(files, ca=other.certificate), "tls.certificate: is not accepted by tls.ca"),
@@ -96,7 +96,7 @@ def test_bad_certificates_are_told_at_the_start(authority: Authority, files: Tls
 
 def test_ucx_is_not_used_beside_tls(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPLITE_LINKS_TRANSPORT", "ucx")
-    with pytest.raises(ConfigurationError, match="UCX is asked for, and has no TLS"):
+    with pytest.raises(ConfigurationError, match="UCX links do not support TLS"):
         open_transport(Identity(1, TOKEN, tls=Tls(files)))
 
 

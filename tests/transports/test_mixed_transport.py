@@ -129,9 +129,9 @@ def test_a_key_that_is_in_use_is_refused_and_its_stream_goes_on(configuration: C
         outgoing = Serving(a, b.node, key, source, SIZE)
         incoming = Receiving(b, a.node, a.address, key, SIZE)
         wait_until(lambda: incoming.position == SIZE // 2, "it runs")
-        with pytest.raises(ValueError, match="received already"):
+        with pytest.raises(ValueError, match="already being received"):
             Receiving(b, a.node, a.address, key, SIZE)
-        with pytest.raises(ValueError, match="served already"):
+        with pytest.raises(ValueError, match="already being served"):
             Serving(a, b.node, key, filled(2, SIZE), SIZE)
         source.rise(SIZE)
         incoming.complete(1)
@@ -207,7 +207,7 @@ def test_a_link_that_breaks_in_mid_object_goes_on_over_tcp() -> None:
         wait_until(lambda: incoming.memory.watermark() > watermark, "it goes on")
         again.complete(5)
         assert used(b, a.node) >= {"tcp"}
-        assert "failed on this link lately" in b.transport.reasons()[a.node]
+        assert "failed on this link recently" in b.transport.reasons()[a.node]
 
 
 def test_the_fastest_is_found_by_the_streams_themselves() -> None:

@@ -133,7 +133,7 @@ class ReceivingLink:
             if self._ended or self._closed:
                 return False
             if incoming.key in self._receiving:
-                raise ValueError(f"stream {incoming.key} is received already")
+                raise ValueError(f"stream {incoming.key} is already being received")
             self._last_channel = incoming.channel = self._last_channel + 1
             self._receiving[incoming.key] = self._channels[incoming.channel] = incoming
             incoming.link = self
@@ -360,14 +360,16 @@ class ReceivingLink:
             valid = offset == incoming.received and offset + length <= incoming.granted
         if not valid or not 0 < length <= MAX_GRANULE:
             raise ViolationError(
-                f"the sender broke the link's rules: {length} bytes at {offset} on channel {channel}",
+                f"the sender violated the link protocol: {length} bytes at {offset} on channel {channel}",
                 self.address,
-                "update both hosts",
+                "install the same release on both hosts",
             )
 
     def _check_unsent(self) -> None:
         if len(self._unsent) > MAX_UNSENT:
-            raise OverloadError("the sender does not read what it is told", self.address, "check whether it is stopped")
+            raise OverloadError(
+                "the sender does not read its control messages", self.address, "check whether it is stopped"
+            )
 
     def _lost(self) -> ConnectionLostError:
         if self._closed:
@@ -375,7 +377,7 @@ class ReceivingLink:
         return ConnectionLostError("the sender closed the link", self.address, "check whether the process still runs")
 
     def _closed_here(self) -> ConnectionLostError:
-        return ConnectionLostError("the link was closed here", self.address, "open it again")
+        return ConnectionLostError("this side closed the link", self.address, "open it again")
 
     def _end(self, error: Exception | None) -> None:
         with self._lock:

@@ -167,7 +167,7 @@ class SendingLink:
         if known or not taken:
             outgoing.source.unsubscribe(outgoing.risen)
         if known:
-            raise ValueError(f"stream {outgoing.key} is served already")
+            raise ValueError(f"stream {outgoing.key} is already being served")
         if taken:
             self._begin(outgoing)
         return taken
@@ -377,7 +377,7 @@ class SendingLink:
         records_at = 0.0
         while True:
             if self._closed or self._next_sock is not None:
-                raise ConnectionLostError("the link was closed here", f"{self.peer:x}", "open it again")
+                raise ConnectionLostError("this side closed the link", f"{self.peer:x}", "open it again")
             if self._failure is not None:
                 raise self._failure
             now = time.monotonic()
@@ -488,7 +488,7 @@ class SendingLink:
             return
         if not data:
             raise ConnectionLostError(
-                "the receiver closed the link", f"{self.peer:x}", "it opens it again if it needs it"
+                "the receiver closed the link", f"{self.peer:x}", "nothing: the receiver reopens the link when needed"
             )
         data = self._records + data
         whole = len(data) - len(data) % RECORD.size
@@ -532,7 +532,7 @@ class SendingLink:
             raise self._violation(f"channel {channel} or its stream opened twice")
         if outgoing is None:
             if len(self._grants) >= MAX_GRANTS:
-                raise self._violation(f"more than {MAX_GRANTS} streams opened that nobody sends")
+                raise self._violation(f"it opened more than {MAX_GRANTS} streams that are not being served")
             self._grants[key] = channel, limit
             self._ungranted[channel] = key
         else:
@@ -540,7 +540,11 @@ class SendingLink:
         return outgoing
 
     def _violation(self, what: str) -> ViolationError:
-        return ViolationError(f"the receiver broke the link's rules: {what}", f"{self.peer:x}", "update both hosts")
+        return ViolationError(
+            f"the receiver violated the link protocol: {what}",
+            f"{self.peer:x}",
+            "install the same release on both hosts",
+        )
 
     def _close_stream(self, outgoing: Outgoing) -> None:
         """Nothing here refers to the source after it: its memory may be large, and goes with the last reference."""

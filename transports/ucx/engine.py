@@ -95,10 +95,12 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name=f"hoplite-ucx-{name}", daemon=True)
         self._thread.start()
         if not self._ready.wait(_START_SECONDS):
-            raise TransportError("UCX did not start", "this process", f"see its log; it had {_START_SECONDS:g} s")
+            raise TransportError(
+                "UCX did not start", "this process", f"see UCX's log; it did not start within {_START_SECONDS:g} s"
+            )
         if self._failure is not None:
             raise TransportError(
-                f"UCX does not take its settings: {self._failure}", "this process", "correct the [ucx] section"
+                f"UCX rejected its settings: {self._failure}", "this process", "correct the [ucx] section"
             ) from self._failure
 
     # --- for other threads -------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class Engine:
         try:
             self._context = self.library.context(self.settings.for_ucx())
             if all(lane.transport == "self" for lane in self.library.resources(self._context)):
-                raise LookupError(f"it has none of {', '.join(self.settings.tls)} on these devices")
+                raise LookupError(f"UCX has none of {', '.join(self.settings.tls)} on these devices")
             self._spares.append(self._new_worker())  # whether it works is known before the first link
         except Exception as error:
             self._failure = error
@@ -232,7 +234,7 @@ class Engine:
             try:
                 self._round()
             except Exception:  # a failing callback must not end the links of others
-                _log.exception("a round of the UCX engine failed")
+                _log.exception("an iteration of the UCX engine failed")
         self._end()
 
     def _at_rest(self) -> bool:

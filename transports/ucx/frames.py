@@ -68,7 +68,9 @@ class Connection:
                 del self._unsent[: self.sock.send(self._unsent)]
             if len(self._unsent) > MAX_UNSENT:
                 raise OverloadError(
-                    "the peer does not read what it is told", self.peer, "check whether the process there is stopped"
+                    "the peer does not read its control messages",
+                    self.peer,
+                    "check whether the process there is stopped",
                 )
         return not self._unsent
 

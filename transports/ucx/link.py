@@ -88,11 +88,13 @@ class Link(ABC):
 
     def failed(self, error: Exception) -> ConnectionLostError:
         return ConnectionLostError(
-            f"UCX ended a transfer: {error}", self.name, "check whether the process there still runs"
+            f"UCX aborted a transfer: {error}", self.name, "check whether the process there still runs"
         )
 
     def violation(self, what: str) -> ViolationError:
-        return ViolationError(f"the peer broke the link's rules: {what}", self.name, "update both hosts")
+        return ViolationError(
+            f"the peer violated the link protocol: {what}", self.name, "install the same release on both hosts"
+        )
 
     @property
     @abstractmethod

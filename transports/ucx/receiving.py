@@ -139,7 +139,7 @@ class ReceivingLink(Link):
         family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = self._dialling = socket.socket(family, socket.SOCK_STREAM)  # `break_off` ends whatever it waits for
         if self.broken:
-            raise ConnectionLostError("the link was closed here", self.address, "open it again")
+            raise ConnectionLostError("this side closed the link", self.address, "open it again")
         tune(sock)
         sock.settimeout(CONNECT_SECONDS)
         sock.connect(name)
@@ -149,11 +149,13 @@ class ReceivingLink(Link):
             sock.sendall(self._greeting.encode())
             (length,) = GREETING_LENGTH.unpack(self._read(sock, GREETING_LENGTH.size))
             if length > MAX_GREETING:
-                raise DisagreementError("a greeting that is too long", self.address, "update both hosts")
+                raise DisagreementError(
+                    "the peer's greeting is too long", self.address, "install the same release on both hosts"
+                )
             greeting = Greeting.decode(self._read(sock, length), self.address)
         except OSError as error:
             raise ConnectionLostError(
-                f"no UCX greeting: {error}", self.address, "see the peer's log; it may have no UCX"
+                f"the peer sent no UCX greeting: {error}", self.address, "see the peer's log; it may have no UCX"
             ) from error
         greeting.check(self._greeting, self.address)
         return sock, greeting
@@ -211,7 +213,7 @@ class ReceivingLink(Link):
         if not incoming.closed:
             self.break_off(
                 ConnectionLostError(
-                    f"a cancelled stream was still under way after {CANCEL_SECONDS:g} s",
+                    f"a cancelled stream was still transferring after {CANCEL_SECONDS:g} s",
                     self.address,
                     "check whether the process there is stopped",
                 )

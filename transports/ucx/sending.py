@@ -159,7 +159,7 @@ class SendingLink(Link):
                 return False
             (self._greeting_length,) = GREETING_LENGTH.unpack(head)
             if not 0 < self._greeting_length <= MAX_GREETING:
-                raise self.violation("a greeting that is too long")
+                raise self.violation("the greeting is too long")
         if (body := connection.take(self._greeting_length)) is None:
             return False
         mine = self.worker.greeting()
@@ -189,7 +189,7 @@ class SendingLink(Link):
         if outgoing is not None:
             self._begin(outgoing, channel)
         elif len(self._opened) >= MAX_OPENED:
-            raise self.violation(f"more than {MAX_OPENED} streams opened that nobody sends")
+            raise self.violation(f"it opened more than {MAX_OPENED} streams that are not being served")
         else:
             self._opened[channel] = Opened(key)
 
@@ -275,7 +275,7 @@ class SendingLink(Link):
         if not outgoing.closed:
             self.break_off(
                 ConnectionLostError(
-                    f"a cancelled stream was still under way after {CANCEL_SECONDS:g} s",
+                    f"a cancelled stream was still transferring after {CANCEL_SECONDS:g} s",
                     self.name,
                     "check whether the process there is stopped",
                 )

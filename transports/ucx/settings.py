@@ -103,7 +103,9 @@ class Greeting(msgspec.Struct, frozen=True):
         try:
             greeting = msgspec.msgpack.decode(body, type=cls)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:  # text that is none; nested without end
-            raise DisagreementError(f"a greeting that makes no sense: {error}", peer, "update both hosts") from error
+            raise DisagreementError(
+                f"the peer's greeting is invalid: {error}", peer, "install the same release on both hosts"
+            ) from error
         if greeting.refusal:
             raise DisagreementError(f"the peer refused: {greeting.refusal[:500]}", peer, _REMEDY)
         return greeting
@@ -120,4 +122,6 @@ class Greeting(msgspec.Struct, frozen=True):
             if theirs != ours:
                 raise DisagreementError(f"{what} is {theirs} there and {ours} here", peer, _REMEDY)
         if not self.address or not 0 <= self.tag < 1 << 32:
-            raise DisagreementError("a greeting without an address or with a wrong tag", peer, "update both hosts")
+            raise DisagreementError(
+                "the peer's greeting has no address, or a wrong tag", peer, "install the same release on both hosts"
+            )

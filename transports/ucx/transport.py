@@ -85,7 +85,7 @@ class UcxTransport(Transport):
         engine = self._engine_for(sender, Side.RECEIVING) if stream.offset < stream.size else None
         with self._lock:
             if stream.key in self._incoming:
-                raise ValueError(f"stream {stream.key} is received already")
+                raise ValueError(f"stream {stream.key} is already being received")
             taken = engine is not None and not self._closed
             if taken:
                 self._incoming[stream.key] = incoming
@@ -126,7 +126,7 @@ class UcxTransport(Transport):
         engine = self._engine_for(receiver, Side.SENDING) if stream.offset < stream.size else None
         with self._lock:
             if stream.key in self._outgoing:
-                raise ValueError(f"stream {stream.key} is served already")
+                raise ValueError(f"stream {stream.key} is already being served")
             taken = engine is not None and not self._closed
             if taken:
                 self._outgoing[stream.key] = outgoing
@@ -329,4 +329,4 @@ class UcxTransport(Transport):
 
 
 def _no_worker(error: Exception, peer: str) -> ConnectionLostError:
-    return ConnectionLostError(f"UCX has no worker for another link: {error}", peer, "look at `hoplite doctor`")
+    return ConnectionLostError(f"UCX could not create a worker for another link: {error}", peer, "run `hoplite doctor`")

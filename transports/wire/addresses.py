@@ -19,7 +19,7 @@ __all__ = [
 
 
 TOKEN_REMEDY = (
-    "copy the token file that `hoplite start --head` names on its host to the same place here, or set HOPLITE_TOKEN or "
+    "copy the token file that `hoplite start --head` prints on its host to the same path here, or set HOPLITE_TOKEN or "
     "HOPLITE_TOKEN_FILE"
 )
 
@@ -30,7 +30,7 @@ def parse_address(address: str) -> tuple[str, int]:
     host = host[1:-1] if bracketed else host
     valid = colon and host and port.isascii() and port.isdecimal() and int(port) < 65536
     if not valid or (":" in host and not bracketed):
-        raise ValueError(f"{address!r} is no address; write host:port, such as 198.18.0.1:7777 or [::1]:7777")
+        raise ValueError(f"{address!r} is not an address; write host:port, such as 198.18.0.1:7777 or [::1]:7777")
     return host, int(port)
 
 
@@ -81,7 +81,7 @@ def tune(sock: socket.socket) -> None:
 def connect_failure(error: OSError, address: str, seconds: float) -> TransportError:
     """Why a connection could not be made: refused by the peer's host, or anything else."""
     if isinstance(error, ConnectionRefusedError):
-        return RefusedError("nobody listens there", address, "check that the process there runs")
+        return RefusedError("nothing listens there", address, "check that the process there runs")
     if isinstance(error, TimeoutError):
         return UnreachableError(f"no answer within {seconds:g} s", address, "check the network and the address")
     return UnreachableError(f"no connection: {error}", address, "check the network and the address")

@@ -169,7 +169,9 @@ def server(me: Identity, kinds: Collection[Kind], address: str) -> Steps:
         raise
     if peer.kind not in kinds:
         yield bytes([_Status.WRONG_KIND])
-        raise WrongPeerError(f"a connection for {peer.kind.name.lower()} is not served here", address, _ADDRESS_REMEDY)
+        raise WrongPeerError(
+            f"this port does not accept connections for {peer.kind.name.lower()}", address, _ADDRESS_REMEDY
+        )
     claims = _claims(me, peer.kind)
     proof = _proof(me, b"server", their_hello, hello, their_claims, claims)
     yield bytes([_Status.WELCOME]) + _PROVEN.pack(proof, len(claims)) + claims
@@ -206,7 +208,9 @@ def run_blocking(steps: Steps, sock: socket.socket, address: str, seconds: float
     except TimeoutError:
         raise too_slow(address, seconds) from None
     except OSError as error:
-        raise ConnectionLostError(f"the connection broke in the handshake: {error}", address, "try again") from error
+        raise ConnectionLostError(
+            f"the connection broke during the handshake: {error}", address, "try again"
+        ) from error
     finally:
         steps.close()
 
@@ -223,18 +227,18 @@ def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
 def closed_early(address: str, piece: bytes) -> HandshakeError:
     """`piece` is what came of the step that was not over."""
     kind = HandshakeError if piece else HungUpError
-    return kind(
-        "the connection was closed before the handshake was over", address, "see the other side's log for the reason"
-    )
+    return kind("the connection was closed during the handshake", address, "see the other side's log for the reason")
 
 
 def too_slow(address: str, seconds: float) -> UnreachableError:
     return UnreachableError(
-        f"the handshake was not over after {seconds:g} s", address, "check that the process there runs and is hoplite's"
+        f"the handshake was not complete after {seconds:g} s",
+        address,
+        "check that the process there runs, and that it belongs to hoplite",
     )
 
 
-_ADDRESS_REMEDY = "check that the address and port are those of the process meant"
+_ADDRESS_REMEDY = "check the address and the port"
 
 
 def _hello(me: Identity) -> bytes:
@@ -247,7 +251,7 @@ def _check_hello(hello: bytes, me: Identity, address: str) -> None:
         raise _not_ours(address)
     if version != me.version:
         raise WrongVersionError(
-            f"the peer speaks version {version} of the protocol, this process version {me.version}",
+            f"the peer speaks version {version} of the protocol, and this process version {me.version}",
             address,
             "install the same release on all hosts",
         )
@@ -283,9 +287,9 @@ def _check_status(status: int, me: Identity, kind: Kind, address: str) -> None:
     if status == _Status.WRONG_TOKEN:
         raise _wrong_token(address)
     if status == _Status.WRONG_CLUSTER:
-        raise WrongClusterError(f"the peer is not of cluster {_text(me.cluster)}", address, _ADDRESS_REMEDY)
+        raise WrongClusterError(f"the peer does not belong to cluster {_text(me.cluster)}", address, _ADDRESS_REMEDY)
     if status == _Status.WRONG_KIND:
-        raise WrongPeerError(f"the peer takes no connection for {kind.name.lower()}", address, _ADDRESS_REMEDY)
+        raise WrongPeerError(f"the peer does not accept connections for {kind.name.lower()}", address, _ADDRESS_REMEDY)
     if status == _Status.WRONG_TLS:
         _check_tls(me.tls is None, me, address)
     raise _not_ours(address)
@@ -294,7 +298,7 @@ def _check_status(status: int, me: Identity, kind: Kind, address: str) -> None:
 def _check_cluster(peer: Peer, me: Identity) -> None:
     if peer.cluster and me.cluster and peer.cluster != me.cluster:
         raise WrongClusterError(
-            f"the peer is of cluster {_text(peer.cluster)}, this process of {_text(me.cluster)}",
+            f"the peer belongs to cluster {_text(peer.cluster)}, and this process to {_text(me.cluster)}",
             peer.address,
             _ADDRESS_REMEDY,
         )

@@ -37,11 +37,11 @@ def read_private(path: Path, *, own: bool = False) -> bytes:
         if own and isinstance(error, OSError) and error.errno == errno.ELOOP:
             raise PrivateFileError(path, "is a symbolic link", "remove it") from error
         reason = error.strerror if isinstance(error, OSError) else error
-        raise PrivateFileError(path, f"cannot be read: {reason}", "check the path and whose file it is") from error
+        raise PrivateFileError(path, f"cannot be read: {reason}", "check the path and the file's owner") from error
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise PrivateFileError(path, "is no regular file", "write it to one")
+            raise PrivateFileError(path, "is not a regular file", "use a regular file")
         if own and found.st_uid != os.geteuid():
             raise PrivateFileError(path, f"belongs to another user ({found.st_uid})", "remove it")
         if found.st_mode & _OTHERS:
@@ -73,4 +73,6 @@ def create_private(path: Path, content: bytes) -> None:
         finally:
             os.unlink(temporary)
     except OSError as error:
-        raise PrivateFileError(path, f"cannot be made: {error.strerror}", "see that its directory is yours") from error
+        raise PrivateFileError(
+            path, f"cannot be created: {error.strerror}", "make sure that you can write to its directory"
+        ) from error

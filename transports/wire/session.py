@@ -415,7 +415,9 @@ class Listener:
                 slowest.cancel()
                 self._refuse(
                     UnreachableError(
-                        "a slow handshake had to make room for others", busiest, "see who connects from there so often"
+                        "a slow handshake was dropped to make room for others",
+                        busiest,
+                        "check what connects from there so often",
                     )
                 )
 
@@ -437,7 +439,7 @@ class Listener:
                 await self._begin_session(session, sock)
         except (TransportError, OSError) as error:
             sock.close()
-            lost = ConnectionLostError(f"the connection broke: {error}", address, "nothing is to be done here")
+            lost = ConnectionLostError(f"the connection broke: {error}", address, "no action is needed on this host")
             self._refuse(error if isinstance(error, TransportError) else lost)
         except BaseException:
             sock.close()
@@ -486,6 +488,8 @@ async def _run(
     except TimeoutError:
         raise too_slow(address, seconds) from None
     except OSError as error:
-        raise ConnectionLostError(f"the connection broke in the handshake: {error}", address, "try again") from error
+        raise ConnectionLostError(
+            f"the connection broke during the handshake: {error}", address, "try again"
+        ) from error
     finally:
         steps.close()

@@ -64,14 +64,14 @@ class Tls:
         except PrivateFileError as error:
             raise self._wrong("key", error.problem, error.remedy) from error
         except ssl.SSLError as error:
-            problem = f"it and tls.key are no pair in PEM form without a password: {_reason(error)}"
-            raise self._wrong("certificate", problem, "make them anew, together") from error
+            problem = f"it and tls.key must be a matching pair in PEM form without a password: {_reason(error)}"
+            raise self._wrong("certificate", problem, "create both again, as a pair") from error
         except OSError as error:
             raise self._wrong("certificate", f"cannot be read: {error}", "correct the path") from error
         try:
             context.load_verify_locations(files.ca)
         except ssl.SSLError as error:
-            problem = f"is no certificate in PEM form: {_reason(error)}"
+            problem = f"is not a certificate in PEM form: {_reason(error)}"
             raise self._wrong("ca", problem, "name the authority's certificate") from error
         except OSError as error:
             raise self._wrong("ca", f"cannot be read: {error}", "correct the path") from error
@@ -92,7 +92,7 @@ class Tls:
         except ssl.SSLError as error:
             problem = f"is not accepted by tls.ca: {_reason(error)}"
             raise self._wrong(
-                "certificate", problem, "let that authority sign a new one, for server and client"
+                "certificate", problem, "have that authority sign a new one, for server and client use"
             ) from error
 
     def _wrong(self, key: str, problem: str, remedy: str) -> ConfigurationError:
@@ -144,7 +144,7 @@ class LinkSocket(ssl.SSLSocket):
                         remove(self.fileno())
             self.send(WELCOME)
         except TimeoutError:
-            raise WrongTlsError("the TLS handshake took too long", address, "look at the other side's log") from None
+            raise WrongTlsError("the TLS handshake took too long", address, "see the other side's log") from None
         except OSError as error:
             raise tls_failure(error, address) from error
 
@@ -161,11 +161,11 @@ class LinkSocket(ssl.SSLSocket):
                 except BlockingIOError:
                     self._await(select.POLLIN, deadline)
         except TimeoutError:
-            raise WrongTlsError("the TLS handshake took too long", address, "look at the other side's log") from None
+            raise WrongTlsError("the TLS handshake took too long", address, "see the other side's log") from None
         except OSError as error:
             raise tls_failure(error, address) from error
         if said != WELCOME:
-            raise WrongTlsError("the peer did not accept the TLS connection", address, "look at the other side's log")
+            raise WrongTlsError("the peer did not accept the TLS connection", address, "see the other side's log")
 
     def _shake(self) -> int | None:
         """Go on with the handshake; what to wait for, or None when it is over."""
@@ -260,7 +260,7 @@ def tls_failure(error: OSError, address: str) -> WrongTlsError:
         return WrongTlsError(f"the peer's certificate is not accepted: {error.verify_message}", address, remedy)
     if isinstance(error, ssl.SSLError):
         return WrongTlsError(f"no TLS connection: {_reason(error)}", address, remedy)
-    return WrongTlsError(f"the connection ended in the TLS handshake: {error}", address, remedy)
+    return WrongTlsError(f"the connection ended during the TLS handshake: {error}", address, remedy)
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -22,7 +22,7 @@ from hoplite_ucx.cli.quantities import format_bandwidth, format_size
 
 app = typer.Typer(name="bench", help="Measure on emulated hosts.", no_args_is_help=True, add_completion=False)
 cluster_app = typer.Typer(name="cluster", help="Emulated hosts that stay up between commands.", no_args_is_help=True)
-bare_app = typer.Typer(name="bare", help="The operations with bare sockets, to compare with.", no_args_is_help=True)
+bare_app = typer.Typer(name="bare", help="The same operations with bare sockets, for comparison.", no_args_is_help=True)
 app.add_typer(cluster_app)
 app.add_typer(bare_app)
 
@@ -48,7 +48,7 @@ _DEFAULT_NAME = "hoplite"
 def up(
     hosts: Hosts = 8,
     rate: Rate = RATE,
-    name: Annotated[str, typer.Option(help="What to call it.")] = _DEFAULT_NAME,
+    name: Annotated[str, typer.Option(help="The cluster's name.")] = _DEFAULT_NAME,
     as_json: Json = False,
 ) -> None:
     """Make emulated hosts that stay until `down`."""
@@ -81,17 +81,17 @@ def up(
 def down(
     name: Name = None,
     every: Annotated[
-        bool, typer.Option("--all", help="All clusters of this user that are not part of a running program.")
+        bool, typer.Option("--all", help="Every cluster of this user that no running program uses.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """End hosts and everything that runs in them, also what was left by a cluster that was killed."""
+    """Remove the hosts and end everything that runs on them, including leftovers of a killed cluster."""
     with refusals():
         found = clusters.names_detached()
         chosen = found if every else [_choose(name, found)]
         ended = [each for each in chosen if clusters.take_down(each)]
         if name is not None and not ended:
-            raise ClusterError(f"no cluster {name!r} is up, and nothing of one is left")
+            raise ClusterError(f"there is no cluster {name!r}, and nothing of one is left")
     if as_json:
         typer.echo(json.dumps({"down": ended}))
     else:
@@ -101,14 +101,14 @@ def down(
 @cluster_app.command("exec", context_settings={"allow_interspersed_args": False})
 def execute(
     host: Annotated[int, typer.Argument(min=0, help="The host's number.")],
-    command: Annotated[list[str], typer.Argument(help="What to run there.")],
+    command: Annotated[list[str], typer.Argument(help="The command to run on the host.")],
     name: Name = None,
 ) -> None:
-    """Run a command in a host."""
+    """Run a command on a host."""
     with refusals():
         cluster = Cluster.attach(_choose(name, clusters.names_up()))
         if host >= len(cluster.hosts):
-            raise ClusterError(f"cluster {cluster.name} has the hosts 0 to {len(cluster.hosts) - 1}, and no {host}")
+            raise ClusterError(f"cluster {cluster.name} has the hosts 0 to {len(cluster.hosts) - 1}, not {host}")
         entered = cluster.hosts[host].command(command[command[0] == "--" :])
     os.execvpe(entered[0], entered, cluster.hosts[host].environment())
 
@@ -120,7 +120,7 @@ def _choose(name: str | None, found: list[str]) -> str:
         return found[0]
     if _DEFAULT_NAME in found or not found:
         return _DEFAULT_NAME
-    raise ClusterError(f"there are several clusters; say --name with one of {', '.join(found)}")
+    raise ClusterError(f"there are several clusters; give --name with one of {', '.join(found)}")
 
 
 # --- bare sockets ----------------------------------------------------------------------------------------------

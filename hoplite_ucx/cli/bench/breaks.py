@@ -29,15 +29,17 @@ _ONE_HOST_FACTOR = 8  # memory is that much faster than the network
 
 
 def breaks(
-    transport: Annotated[list[Way] | None, typer.Option(help="What links use; several are tried in turn.")] = None,
+    transport: Annotated[
+        list[Way] | None, typer.Option(help="The transport of the links; may be repeated, they take turns.")
+    ] = None,
     what: Annotated[
-        list[Break] | None, typer.Option("--break", help="What breaks; all that there are by default.")
+        list[Break] | None, typer.Option("--break", help="What breaks; by default, everything in turn.")
     ] = None,
     size: Size = _SIZE,
     rate: Rate = RATE,
     as_json: Json = False,
 ) -> None:
-    """A sender is killed, stopped or cut off in mid-object, or its link alone breaks: until the next byte comes."""
+    """Kill, stop or cut off a sender in the middle of an object, or break its link: time until the next byte."""
     wanted = [(way, each) for way in transport or list(Way) for each in _breaks(way, what)]
     outcomes: list[Outcome] = []
     with refusals(), progress_bar("breaks", 2 * len(wanted), quiet=as_json) as advance:

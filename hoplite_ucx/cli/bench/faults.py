@@ -33,24 +33,24 @@ def add_to(app: typer.Typer) -> None:
 
 
 def faults(
-    faults: Annotated[int, typer.Option(min=0, help="How many cases; those that are recorded are not played.")] = 30,
-    seed: Annotated[int, typer.Option(min=0, help="What the cases are drawn from.")] = 0,
-    minutes: Annotated[float | None, typer.Option(min=0.0, help="No new case begins after this long.")] = None,
-    case: Annotated[list[int] | None, typer.Option(min=0, help="Play only this case; may be repeated.")] = None,
-    hosts: Annotated[int, typer.Option(min=2, max=15, help="How many machines; the directory has one more.")] = 4,
+    faults: Annotated[int, typer.Option(min=0, help="How many cases; those already recorded are not run again.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the random cases.")] = 0,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Start no new case after this time.")] = None,
+    case: Annotated[list[int] | None, typer.Option(min=0, help="Run only this case; may be repeated.")] = None,
+    hosts: Annotated[int, typer.Option(min=2, max=15, help="How many hosts; the directory runs on one more.")] = 4,
     size: Size = _SIZE,
     rate: Rate = _RATE,
     output: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Record cases here, and go on with what is recorded.")
+        Path | None, typer.Option(dir_okay=False, help="Record cases in this file, and continue a run recorded there.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option("--plot", help="Draw recovery times here, as PNG and SVG (needs matplotlib).")
+        Path | None, typer.Option("--plot", help="Plot recovery times to this path, as PNG and SVG (needs matplotlib).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Break things in the middle of broadcasts, gathers, reduces and allreduces, and judge everything that comes of it.
+    """Inject faults into broadcasts, gathers, reduces and allreduces, and check every result.
 
-    Ends with status 1 if anything was wrong: a wrong byte, a hang, an error without a reason, something left behind.
+    Exits with status 1 if anything was wrong: a wrong byte, a hang, an error without a reason, a leftover.
     """
     settings = Settings(seed, hosts, size, rate)
     total = len(case) if case else faults
@@ -110,7 +110,7 @@ def _show(summary: Summary, title: str) -> None:
     console.print(f"hit: {', '.join(f'{n} {c}' for n, c in sorted(summary.by_role.items()))}", style="dim")
     console.print(f"calls ended as: {errors}", style="dim", soft_wrap=True)
     told = f"{len(summary.problems)} problems" if summary.problems else "nothing was wrong"
-    console.print(told if summary.cases else "no case was played")
+    console.print(told if summary.cases else "no case was run")
 
 
 # --- one fault, again and again ---------------------------------------------------------------------------------
@@ -118,15 +118,15 @@ def _show(summary: Summary, title: str) -> None:
 
 def recovery(
     what: Annotated[str, typer.Argument(help=f"One of {', '.join(SUBJECTS)}.")],
-    hosts: Annotated[int, typer.Option(min=3, max=15, help="How many machines; the directory has one more.")] = 8,
+    hosts: Annotated[int, typer.Option(min=3, max=15, help="How many hosts; the directory runs on one more.")] = 8,
     size: Size = _LARGE,
     rate: Rate = RATE,
     repeat: Repeat = 5,
     as_json: Json = False,
 ) -> None:
-    """One kind of fault in the middle of one operation, beside the same operation undisturbed."""
+    """One kind of fault in the middle of one operation, compared with the same operation undisturbed."""
     if what not in SUBJECTS:
-        raise typer.BadParameter(f"{what!r} is none of {', '.join(SUBJECTS)}", param_hint="what")
+        raise typer.BadParameter(f"{what!r} is not one of {', '.join(SUBJECTS)}", param_hint="what")
     with refusals(), progress_bar(what, repeat, quiet=as_json) as advance:
         found = measure_recovery(what, machines=hosts, size=size, rate=rate, repeat=repeat, advance=advance)
     if as_json:
@@ -169,16 +169,16 @@ def _show_recovery(found: Found, title: str) -> None:
 
 def soak(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
-    hosts: Annotated[int, typer.Option(min=3, max=15, help="How many machines; the directory has one more.")] = 4,
+    hosts: Annotated[int, typer.Option(min=3, max=15, help="How many hosts; the directory runs on one more.")] = 4,
     workers: Annotated[int, typer.Option(min=1, max=8, help="How many workers on each.")] = 2,
     every: Annotated[float, typer.Option(min=1.0, help="Seconds from one fault to the next.")] = 12.0,
-    seed: Annotated[int, typer.Option(min=0, help="What tasks and faults are drawn from.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the random tasks and faults.")] = 0,
     rate: Rate = _RATE,
     as_json: Json = False,
 ) -> None:
-    """Random puts, gets, reduces, deletes and faults from many workers; memory, descriptors and threads stay flat.
+    """Random puts, gets, reduces, deletes and faults from many workers; memory, descriptors and threads must not grow.
 
-    Ends with status 1 if anything was wrong, or grew.
+    Exits with status 1 if anything was wrong or grew.
     """
     with refusals(), progress_bar("soak", int(60 * minutes), quiet=as_json) as advance:
         verdict = driver.soak(
@@ -213,7 +213,7 @@ def _show_soak(verdict: Verdict) -> None:
         told = ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
         console.print(f"{sum(counts.values())} {name}: {told}", soft_wrap=True)
     if not verdict.growth:
-        console.print("no process lived long enough to be judged: take more --minutes")
+        console.print("no process ran long enough to judge: give more --minutes")
     for problem in verdict.problems:
         console.print(f"problem: {problem}", soft_wrap=True)
     console.print("passed" if verdict.passed else "FAILED")

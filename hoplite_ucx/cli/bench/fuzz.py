@@ -1,4 +1,4 @@
-"""`hoplite bench fuzz`: spoilt frames for every parser, and at every port of a real directory and agent."""
+"""`hoplite bench fuzz`: corrupted frames for every parser, and for every port of a real directory and agent."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ def add_to(app: typer.Typer) -> None:
 
 
 def fuzz(
-    frames: Annotated[int, typer.Option(min=0, help="Frames for the parsers, in this process.")] = 200_000,
-    port_frames: Annotated[int, typer.Option(min=0, help="Frames sent to the ports of a real cluster.")] = 3000,
-    seed: Annotated[int, typer.Option(min=0, help="What the frames are drawn from.")] = 0,
+    frames: Annotated[
+        int, typer.Option(min=0, help="How many frames to give to the parsers, in this process.")
+    ] = 200_000,
+    port_frames: Annotated[
+        int, typer.Option(min=0, help="How many frames to send to the ports of a real cluster.")
+    ] = 3000,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the random frames.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Read bytes that make no sense, everywhere where bytes are read.
+    """Feed invalid bytes to every parser and every port.
 
-    Ends with status 1 if anything raised what is not its own error, grew by more than 32 MiB, or serves no more.
+    Exits with status 1 if anything raised an untyped error, grew by more than 32 MiB, or stopped serving.
     """
     reports = {}
     with progress_bar("fuzz", (frames + port_frames) // _STEP, quiet=as_json) as advance:

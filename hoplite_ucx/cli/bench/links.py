@@ -1,4 +1,4 @@
-"""`hoplite bench links`: what each transport makes of a link, beside the bare thing below it, in one run."""
+"""`hoplite bench links`: each transport compared with what it uses (bare sockets, bare UCX, memcpy), in one run."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _FRAMES: list[int] = ["64KiB", "1MiB", "16MiB"]  # type: ignore[list-item]
 _COLUMNS = ("transport", "frames", "link", "bare", "× bare", "processor", "wanted", "× tcp", "spread", "lanes")
 _RULES = """\
 rates are medians of rounds that take turns; spread is (slowest - fastest) / median, of the link and of the bare way
-× bare: the part of the bare rate that the link has; of an echo, how many times the bare round trip it takes
-processor: the processor time of the bare way as a part of the link's, which a busy machine changes less
-an echo over a link is a small rise of a stream each way, as a relay has it"""
+× bare: the link's rate divided by the bare rate; for an echo, its time divided by the bare round trip
+processor: the processor time of the bare way as a fraction of the link's, which depends less on other load
+an echo over a link advances a stream by a few bytes each way, as a relay does"""
 
 
 def links(
     transport: Annotated[
         list[str] | None,
-        typer.Option(help=f"What to measure, may be repeated: {', '.join(CONTESTS)}. All that this machine has."),
+        typer.Option(
+            help=f"What to measure, may be repeated: {', '.join(CONTESTS)}. By default, all that this machine has."
+        ),
     ] = None,
-    size: Annotated[int, typer.Option(parser=size_option, help="How much a stream carries.")] = _STREAM,
+    size: Annotated[int, typer.Option(parser=size_option, help="Bytes per stream.")] = _STREAM,
     frame: Annotated[list[int], typer.Option(parser=size_option, help="Size of a frame; may be repeated.")] = _FRAMES,
     repeat: Repeat = 7,
-    hosts: Annotated[
-        bool, typer.Option("--hosts/--no-hosts", help="Whether to measure between two emulated hosts, too.")
-    ] = True,
+    hosts: Annotated[bool, typer.Option("--hosts/--no-hosts", help="Also measure between two emulated hosts.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Throughput and latency of each transport beside bare sockets, a bare loop on UCX, or memcpy."""
+    """Throughput and latency of each transport, compared with bare sockets, a bare UCX loop, or memcpy."""
     contests = _chosen(transport)
     between = [contest for contest in contests if not contest.local]
     frames = sorted(set(frame))
@@ -61,13 +61,13 @@ def links(
 
 
 def _chosen(names: list[str] | None) -> list[Contest]:
-    """Those that were asked for, or all that this machine has."""
+    """The transports that were asked for, or all that this machine has."""
     if names is None:
         machine = detect()
         return contests_here(ucx=not machine.ucx.failure, rdma=machine.rdma)
     unknown = [name for name in names if name not in CONTESTS]
     if unknown:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(CONTESTS)}", param_hint="--transport")
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(CONTESTS)}", param_hint="--transport")
     return [CONTESTS[name] for name in dict.fromkeys(names)]
 
 

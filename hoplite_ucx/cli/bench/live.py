@@ -1,7 +1,7 @@
-"""`hoplite bench broadcast|reduce|…`: the live runtime on emulated hosts, beside bare sockets on the same hosts.
+"""`hoplite bench broadcast|reduce|…`: the live runtime on emulated hosts, compared with bare sockets on the same hosts.
 
-Every command makes its own hosts, directory, agents and workers, and takes them down again, however it ends. With
-`--hosts-file`, the hosts are machines that are there, and what is made are the processes on them.
+Every command creates its own hosts, directory, agents and workers, and removes them, however it ends. With
+`--hosts-file`, the hosts are real machines, and the command only starts processes on them.
 """
 
 from __future__ import annotations
@@ -38,35 +38,33 @@ from hoplite_ucx.cli.quantities import bandwidth_option, format_bandwidth, forma
 from hoplite_ucx.transports.configuration import Kind
 
 Untimed = Annotated[
-    int, typer.Option(min=1, help="Rounds before those; trees differ, and each round may open links that are new.")
+    int, typer.Option(min=1, help="Untimed rounds before those: each round may build another tree and open new links.")
 ]
-Bare = Annotated[bool, typer.Option("--bare/--no-bare", help="Whether bare sockets run beside it, round by round.")]
+Bare = Annotated[bool, typer.Option("--bare/--no-bare", help="Also run bare sockets, in turns with it.")]
 Transports = Annotated[
     list[Kind] | None,
     typer.Option(
-        "--transport", help="What the links use; several take turns in one run. As configured, if it is not given."
+        "--transport", help="The transport of the links; may be repeated, they take turns. By default, as configured."
     ),
 ]
 
-Peers = Annotated[
-    bool, typer.Option("--peers", help="Whether Open MPI, Gloo, Ray and Dask run too, after it (see ci/peers).")
-]
+Peers = Annotated[bool, typer.Option("--peers", help="Also run Open MPI, Gloo, Ray and Dask, after it (see ci/peers).")]
 
 HostsOrAll = Annotated[
-    int | None, typer.Option(min=1, help="How many hosts, the source included: 8, or all of the file.")
+    int | None, typer.Option(min=1, help="How many hosts, including the source; 8 by default, or all in the file.")
 ]
 RateOrMeasured = Annotated[
     float | None,
     typer.Option(
         parser=bandwidth_option,
-        help="Rate of each host, in and out: 1gbit; of machines, as measured first by bare streams.",
+        help="Rate of each host, in and out; 1gbit by default, or for real machines, as bare streams measure it first.",
     ),
 ]
 HostsFile = Annotated[
     Path | None,
-    typer.Option(dir_okay=False, help="Machines to run it on through ssh, one a line; see docs/benchmarks.md."),
+    typer.Option(dir_okay=False, help="A file of machines to use through ssh, one per line; see docs/benchmarks.md."),
 ]
-Ssh = Annotated[str, typer.Option(help="The ssh command for those, with options: ssh -i KEY.")]
+Ssh = Annotated[str, typer.Option(help="The ssh command for them, with options: ssh -i KEY.")]
 
 _HOSTS = 8
 _RATE = 125e6
@@ -74,7 +72,7 @@ _128_MIB: int = "128MiB"  # type: ignore[assignment]
 _GIB: int = "1GiB"  # type: ignore[assignment]
 _LARGE: int = "5GiB"  # type: ignore[assignment]
 _FAST: float = "10gbit"  # type: ignore[assignment]
-_ARRIVALS = "puts are 0.1 s apart; time counts from the moment of the last put, which it includes"
+_ARRIVALS = "puts are 0.1 s apart; time runs from the start of the last put"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -88,11 +86,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 _OPERATIONS = {
-    "broadcast": "All other hosts get an object of host 0.",
+    "broadcast": "Every other host gets an object of host 0.",
     "reduce": "Host 0 gets the sum of an object of each host.",
     "allreduce": "All hosts get the sum of an object of each.",
     "gather": "Host 0 gets an object of each other host.",
-    "arrivals": "A reduce of objects that are put 0.1 s apart: how long after the last one it takes.",
+    "arrivals": "A reduce of objects that are put 0.1 s apart: time after the last put.",
 }
 
 
@@ -119,7 +117,7 @@ def _command_for(operation: str) -> Callable[..., None]:
             )  # fmt: skip
             return
         if peers:
-            raise typer.BadParameter("the peers run on emulated hosts only", param_hint="--peers")
+            raise typer.BadParameter("--peers needs emulated hosts", param_hint="--peers")
         named = _named(transport)
         rounds = (repeat + untimed) * (max(len(named), 1) + bare)
         with refusals(), progress_bar(operation, rounds, quiet=as_json) as advance:
@@ -127,7 +125,7 @@ def _command_for(operation: str) -> Callable[..., None]:
                 hosts_file, operation, size=size, hosts=hosts, rate=rate, ssh=ssh, repeat=repeat, untimed=untimed,
                 bare=bare, transports=named, advance=advance,
             )  # fmt: skip
-        have = f"{format_bandwidth(found.rate, 3)} each{'' if rate else ', as bare streams had it'}"
+        have = f"{format_bandwidth(found.rate, 3)} each{'' if rate else ', as measured with bare streams'}"
         _tell(
             found.measured, f"{operation} of {format_size(size)} between {', '.join(found.machines)}; {have}", as_json
         )
@@ -192,7 +190,7 @@ def rtt(
     peers: Peers = False,
     as_json: Json = False,
 ) -> None:
-    """Put, get and broadcast of a small object beside a bare echo; and small gets per second."""
+    """Put, get and broadcast of a small object, compared with a bare echo; and small gets per second."""
     with refusals(), progress_bar("rtt", (repeat + 1) * 4, quiet=as_json) as advance:
         latencies = measure_latencies(hosts=hosts, size=size, rate=rate, repeat=repeat, advance=advance)
     if as_json:
@@ -213,7 +211,7 @@ def small(
     size: Size = SMALL_SIZE,
     as_json: Json = False,
 ) -> None:
-    """Very many objects put, got and deleted: memory and descriptors of every process stay flat."""
+    """Put, get and delete very many objects; shows the memory and descriptors of every process."""
     with refusals(), progress_bar("small", max(10, objects // 500), quiet=as_json) as advance:
         growth, rate = capacity.measure_many(objects=objects, size=size, advance=advance)
     if as_json:
@@ -233,7 +231,7 @@ def small(
 
 
 def relay(size: Size = _128_MIB, rate: Rate = RATE, repeat: Repeat = 5, as_json: Json = False) -> None:
-    """Processor time of the host in the middle of a chain of three, beside a bare forwarder."""
+    """Processor time of the host in the middle of a chain of three, compared with a bare forwarder."""
     with refusals(), progress_bar("relay", 2 * (repeat + 1), quiet=as_json) as advance:
         cost = measure_relay(size=size, rate=rate, repeat=repeat, advance=advance)
     if as_json:
@@ -252,7 +250,7 @@ def onehost(
     repeat: Repeat = 3,
     as_json: Json = False,
 ) -> None:
-    """All workers of one host get a large object: it crosses the network once, and they have it together."""
+    """All workers of one host get a large object, which should cross the network once."""
     with refusals(), progress_bar("onehost", repeat + 1, quiet=as_json) as advance:
         found = capacity.measure_one_host(workers=workers, size=size, rate=rate, repeat=repeat, advance=advance)
     if as_json:
@@ -267,14 +265,14 @@ def onehost(
 
 
 def burner(hosts: Hosts = 4, size: Size = SIZE, rate: Rate = RATE, repeat: Repeat = 6, as_json: Json = False) -> None:
-    """A broadcast while a worker of a receiving host burns Python, beside the same burner outside the cluster."""
+    """A broadcast while a worker on a receiving host runs busy Python code, compared with it outside the cluster."""
     with refusals(), progress_bar("burner", 2 * (repeat + 1), quiet=as_json) as advance:
         measured = capacity.measure_burner(hosts=hosts, size=size, rate=rate, repeat=repeat, advance=advance)
     _tell(measured, f"broadcast of {format_size(size)} between {hosts} hosts with a busy worker", as_json)
 
 
 def large(size: Size = _LARGE, rate: Rate = _FAST, as_json: Json = False) -> None:
-    """A very large object, made in place, travels between two hosts and is reduced there; three of them are in RAM."""
+    """Send a very large object, created in place, between two hosts, and reduce two; needs RAM for three of them."""
     with refusals(), progress_bar("large", 4, quiet=as_json) as advance:
         measured = capacity.measure_large(size=size, rate=rate, advance=advance)
     _tell(measured, f"{format_size(size)} between two hosts, {format_bandwidth(rate)} each", as_json)

@@ -30,11 +30,16 @@ RECORDS, REPORT = "records.jsonl", "report.html"
 
 def paper(
     output: Annotated[
-        Path, typer.Option(file_okay=False, help="Where the report and its records go; a run goes on from those there.")
+        Path,
+        typer.Option(
+            file_okay=False, help="Where to write the report and its records; a run continues from records found there."
+        ),
     ] = Path("paper-report"),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer hosts and smaller objects: within 6 minutes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer hosts and smaller objects; takes up to 6 minutes.")
+    ] = False,
     peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Whether those of the peers run that are installed (ci/peers).")
+        bool, typer.Option("--peers/--no-peers", help="Also run the peers that are installed (ci/peers).")
     ] = True,
 ) -> None:
     """Figures 6, 7, 8, 12 and 13 of Hoplite's paper on emulated hosts, within 40 minutes, into one HTML report."""
@@ -59,7 +64,7 @@ def paper(
             }
         )
         for name in PEERS:
-            _tell_missing(journal, name, missing.get(name) if peers else "peers were not asked for (--no-peers)")
+            _tell_missing(journal, name, missing.get(name) if peers else "left out by --no-peers")
         interrupted = False
         problems: list[str] = []
         with _Bar(todo) as bar:
@@ -74,7 +79,7 @@ def paper(
         typer.echo(f"not run: {problem}", err=True)
     typer.echo(str(output / REPORT))
     if interrupted:
-        typer.echo("interrupted: the report has what there is, and the same command goes on from it", err=True)
+        typer.echo("interrupted: the report has the figures so far; run the same command to continue", err=True)
         raise typer.Exit(INTERRUPTED)
     if problems:
         raise typer.Exit(1)
@@ -84,12 +89,12 @@ def _journal_in(output: Path) -> Journal:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PeerError(f"{output} cannot be made: {error}") from error
+        raise PeerError(f"{output} cannot be created: {error}") from error
     return Journal(output / RECORDS)
 
 
 def _tell_missing(journal: Journal, name: str, why: str | None) -> None:
-    """Why a peer has no figures at all; an earlier run's reason does not count any more."""
+    """Record why a peer has no figures at all, in place of an earlier run's reason."""
     part = f"peer {name}"
     journal.begin(part)
     if why is not None:
@@ -97,7 +102,7 @@ def _tell_missing(journal: Journal, name: str, why: str | None) -> None:
 
 
 class _Bar:
-    """How far a run is, in guessed seconds, and about how long it still takes; without a terminal, a line a part."""
+    """A progress bar in estimated seconds, with the time left; without a terminal, one line per part."""
 
     def __init__(self, todo: list[Part]) -> None:
         self._left = sum(part.seconds for part in todo)
@@ -150,7 +155,7 @@ class _Bar:
         self._progress.update(self._task, completed=self._done + self._of_part, left=self._estimate())
 
     def _estimate(self) -> str:
-        """What is left by the guesses, corrected by how they were so far."""
+        """The time left: the estimates, corrected by how good they were so far."""
         done = self._done + self._of_part
         elapsed = time.monotonic() - self._begun
         pace = elapsed / done if done > 5 else 1.0

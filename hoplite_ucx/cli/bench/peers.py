@@ -1,8 +1,8 @@
-"""`hoplite bench peers`: us beside everybody else, operations and sizes on the same emulated hosts.
+"""`hoplite bench peers`: hoplite compared with the other systems, on the same emulated hosts.
 
-A whole table takes a quarter of an hour and more. With `--output` figures are kept in a file as they come, and what it
-has is not run again: a run that was ended goes on where it was, and `--within` cuts one into parts. A cell that failed
-is there as well: to try it again, remove its line.
+A whole table takes a quarter of an hour or more. `--output` keeps figures in a file as they arrive, and what the file
+has is not run again: an interrupted run continues where it was, and `--within` splits one into parts. A failed cell is
+recorded as well: to try it again, remove its line.
 """
 
 from __future__ import annotations
@@ -38,32 +38,37 @@ _LEFT = 3  # the exit status of a run that has not come to its end
 
 def peers(
     operation: Annotated[
-        list[str], typer.Option(help=f"What to do, may be repeated: {', '.join(ROUNDS)}.")
+        list[str], typer.Option(help=f"The operation; may be repeated: {', '.join(ROUNDS)}.")
     ] = _OPERATIONS,
     size: Annotated[list[int], typer.Option(parser=size_option, help="Size of each object; may be repeated.")] = _SIZES,
     peer: Annotated[
-        list[str] | None, typer.Option(help=f"Beside whom, may be repeated: {', '.join(PEERS)}. All of them.")
+        list[str] | None, typer.Option(help=f"The peer; may be repeated: {', '.join(PEERS)}. By default, all.")
     ] = None,
     hosts: Annotated[
-        list[int], typer.Option(min=2, help="How many hosts, the source included; may be repeated.")
+        list[int], typer.Option(min=2, help="How many hosts, including the source; may be repeated.")
     ] = _HOSTS,
     rate: Rate = RATE,
     repeat: Repeat = 5,
     cell: Annotated[
         float,
-        typer.Option(parser=duration_option, help="For how long rounds of one figure begin, once one was timed."),
+        typer.Option(
+            parser=duration_option, help="How long to start further rounds of one figure, after its first timed one."
+        ),
     ] = _CELL,
-    bare: Annotated[bool, typer.Option("--bare/--no-bare", help="Whether bare sockets run beside us.")] = True,
+    bare: Annotated[bool, typer.Option("--bare/--no-bare", help="Also run bare sockets.")] = True,
     output: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Append figures here, and go on with what is there.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Append figures to this file, and continue a run recorded there."),
     ] = None,
     within: Annotated[
         float | None,
-        typer.Option(parser=duration_option, help="Begin no figure later; if some are left, the exit status is 3."),
+        typer.Option(
+            parser=duration_option, help="Start no figure after this time; exits with status 3 if some are left."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Us and the peers, several operations and sizes on the same emulated hosts (see ci/peers)."""
+    """Compare hoplite with its peers: several operations and sizes on the same emulated hosts (see ci/peers)."""
     refuse_unknown(operation, ROUNDS, "--operation")
     refuse_unknown(peer or [], PEERS, "--peer")
     until = math.inf if within is None else time.monotonic() + within
@@ -102,7 +107,7 @@ def peers(
 
 
 class _Kept:
-    """What is there of a run: the figures of its file, and each that is added to it."""
+    """The figures of a run so far: those of its file, and each new one, which is appended."""
 
     def __init__(self, file: FigureFile | None, as_json: bool) -> None:
         self._file = file
@@ -128,7 +133,7 @@ class _Kept:
 
 
 def _show(figures: Sequence[Figure], title: str) -> None:
-    """A row for every operation and size; the last column is how far the best peer is behind us, or before."""
+    """A row for every operation and size; the last column is the best peer's time divided by ours."""
     subjects = list(dict.fromkeys(figure.subject for figure in figures))
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("", "size", *subjects, "best peer ÷ us"):

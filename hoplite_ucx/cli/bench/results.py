@@ -1,4 +1,4 @@
-"""`hoplite bench compare | plot`: two runs compared; figures drawn. And what tables of figures share."""
+"""`hoplite bench compare | plot`: compare two runs, plot figures. Also what all tables of figures share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hoplite_ucx.bench.harness.records import Figure, changes, read_figures
 from hoplite_ucx.cli.measures import WIDTH, refusals
 from hoplite_ucx.cli.quantities import format_duration, format_size
 
-Results = Annotated[Path, typer.Argument(help="JSON lines, as the commands write them with --json.")]
+Results = Annotated[Path, typer.Argument(help="JSON lines, as the commands print them with --json.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def compare(before: Results, after: Results) -> None:
-    """Two runs side by side: what both measured, and where they differ by more than their rounds do."""
+    """Compare two runs: what both measured, and which differences exceed the spread of the rounds."""
     with refusals():
         found = list(changes(read_figures(before), read_figures(after)))
     if not found:
@@ -51,7 +51,11 @@ def compare(before: Results, after: Results) -> None:
 def plot(
     results: Results,
     output: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Where to draw, as .png and .svg; beside the figures.")
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="The path of the plot, without suffix (.png and .svg are added); by default, that of the figures.",
+        ),
     ] = None,
 ) -> None:
     """Draw figures as PNG and SVG (needs matplotlib)."""
@@ -67,7 +71,7 @@ def plot(
 def refuse_unknown(names: Sequence[str], known: Collection[str], option: str) -> None:
     for name in names:
         if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}", param_hint=option)
 
 
 def cell_text(figure: Figure | None) -> str:

@@ -27,25 +27,26 @@ _HOSTS = [2, 4, 8, 12, 16]
 
 def scale(
     operation: Annotated[
-        list[str], typer.Option(help=f"What to do, may be repeated: {', '.join(ROUNDS)}.")
+        list[str], typer.Option(help=f"The operation; may be repeated: {', '.join(ROUNDS)}.")
     ] = _OPERATIONS,
     hosts: Annotated[list[int], typer.Option(min=2, max=MOST_HOSTS, help="How many hosts; may be repeated.")] = _HOSTS,
     size: Annotated[list[int], typer.Option(parser=size_option, help="Size of each object; may be repeated.")] = _SIZES,
     rate: Rate = RATE,
     repeat: Repeat = 3,
-    untimed: Annotated[int, typer.Option(min=1, help="Rounds before those, of each cell.")] = 1,
-    bare: Annotated[bool, typer.Option("--bare/--no-bare", help="Whether bare sockets run beside it.")] = False,
+    untimed: Annotated[int, typer.Option(min=1, help="Untimed rounds before those, in each cell.")] = 1,
+    bare: Annotated[bool, typer.Option("--bare/--no-bare", help="Also run bare sockets.")] = False,
     output: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Append figures here, and go on with what is there.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Append figures to this file, and continue a run recorded there."),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option("--plot", help="Draw here, as PNG and SVG (needs matplotlib).")
+        Path | None, typer.Option("--plot", help="Plot to this path, as PNG and SVG (needs matplotlib).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Operations over more and more hosts and larger and larger objects; what does not fit this machine is listed.
+    """Operations over growing numbers of hosts and sizes; cells that do not fit this machine are listed.
 
-    No host has more than --rate, and all together no more than 8 Gbit/s.
+    No host has more than --rate, and all hosts together have at most 8 Gbit/s.
     """
     refuse_unknown(operation, ROUNDS, "--operation")
     with refusals(), ExitStack() as stack:
@@ -82,7 +83,7 @@ def _is_in(file: FigureFile, cell: Cell, repeat: int, untimed: int) -> bool:
 
 
 def _of_grid(cells: Sequence[Cell], figures: Iterable[Figure | None]) -> list[Figure]:
-    """Those of the grid; of what there is several times, the last counts."""
+    """The figures that belong to the grid; of several for one cell, the last counts."""
     asked = {(cell.operation, cell.hosts, cell.size, cell.rate) for cell in cells}
     latest = {each.key: each for each in figures if each is not None}
     return [each for each in latest.values() if (each.operation, each.hosts, each.size, each.rate) in asked]

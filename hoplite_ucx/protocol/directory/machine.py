@@ -201,7 +201,7 @@ class Directory:
 
     def _on_join(self, node: NodeId, join: Join) -> None:
         if join.protocol != PROTOCOL:
-            detail = f"it speaks protocol {join.protocol}, the directory {PROTOCOL}"
+            detail = f"it speaks protocol {join.protocol}, and the directory speaks {PROTOCOL}"
             remedy = "run the same version of hoplite-ucx everywhere"
             self._reject(node, FailureKind.INVALID, detail, remedy)
         elif join.cluster != self.cluster:
@@ -211,7 +211,9 @@ class Directory:
             detail = f"this directory is incarnation {self.incarnation}, and {join.incarnation} has taken its place"
             self._reject(node, FailureKind.STALE, detail, "stop this directory, or check the address")
         elif join.node != node:
-            self._reject(node, FailureKind.INVALID, f"{label(node)} joins as {label(join.node)}", "join as yourself")
+            self._reject(
+                node, FailureKind.INVALID, f"{label(node)} joins as {label(join.node)}", "join under its own identity"
+            )
         elif self.members.is_fenced(node):
             self.world.send(node, Fenced(node))
             self.world.emit(Disconnect(node))

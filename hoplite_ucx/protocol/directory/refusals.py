@@ -24,8 +24,8 @@ def refuse_put(objects: Objects, put: Put) -> Failure | None:
         detail = f"{put.size} bytes are over the limit of {settings.max_object}"
         return Failure(FailureKind.INVALID, detail, "put it in parts", put.ref)
     if put.data is not None and (len(put.data) != put.size or put.size > settings.inline_limit):
-        detail = f"{len(put.data)} bytes came with the put of an object of {put.size}"
-        return Failure(FailureKind.INVALID, detail, f"inline at most {settings.inline_limit}", put.ref)
+        detail = f"a put of {put.size} bytes came with {len(put.data)} bytes"
+        return Failure(FailureKind.INVALID, detail, f"send at most {settings.inline_limit} bytes with a put", put.ref)
     return None
 
 
@@ -37,7 +37,7 @@ def refuse_reduce(objects: Objects, reduce: Reduce) -> Failure | None:
         same = (target.spec.sources, target.spec.op, target.spec.count) == (reduce.sources, reduce.op, reduce.count)
         return None if same else invalid(reduce.target, "it is the target of another reduction")
     if target is not None and target.broadcast is not None and target.broadcast.sealed:
-        return invalid(reduce.target, "it has an object already")
+        return invalid(reduce.target, "an object was already put under this ref")
     problem = _problem_with_sources(objects, reduce)
     return invalid(reduce.target, problem) if problem else None
 
@@ -46,10 +46,10 @@ def _problem_with_sources(objects: Objects, reduce: Reduce) -> str | None:
     settings = objects.world.settings
     sources = set(reduce.sources)
     if not 1 <= reduce.count <= len(reduce.sources) <= settings.max_refs:
-        return f"a count of {reduce.count} is not within 1 and its {len(reduce.sources)} sources"
+        return f"count is {reduce.count}, and must be from 1 to the number of sources, {len(reduce.sources)}"
     if len(sources) != len(reduce.sources):
         twice = next(ref for ref in reduce.sources if reduce.sources.count(ref) > 1)
-        return f"source {short(twice)} stands more than once"
+        return f"source {short(twice)} is listed more than once"
     for ref in reduce.sources:
         if objects.is_deleted(ref):
             return f"source {short(ref)} was deleted"

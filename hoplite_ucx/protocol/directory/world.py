@@ -51,7 +51,7 @@ class World:
 
     def blame(self, node: NodeId, ref: bytes | None, detail: str) -> None:
         """A message makes no sense: it changes nothing, and whoever sent it is told."""
-        failure = Failure(FailureKind.INVALID, detail, "this is a fault of the node that sent it", ref)
+        failure = Failure(FailureKind.INVALID, detail, "this is a bug in the node that sent it; report it", ref)
         self.send(node, Rejected(failure))
 
     def tell(self, ref: bytes, text: str, *details: object) -> None:

@@ -142,9 +142,9 @@ class Calls:
         if problem := _bad_ref(call.ref):
             self._refuse(call.call, problem, call.ref)
         elif call.size < 0 or call.size > settings.max_object:
-            self._refuse(call.call, f"a size of {call.size} is not within 0 and {settings.max_object}", call.ref)
+            self._refuse(call.call, f"size is {call.size}, and must be from 0 to {settings.max_object}", call.ref)
         elif call.data is not None and (len(call.data) != call.size or call.size > settings.inline_limit):
-            self._refuse(call.call, f"{len(call.data)} bytes came for an object of {call.size}", call.ref)
+            self._refuse(call.call, f"a put of {call.size} bytes came with {len(call.data)} bytes", call.ref)
         elif len(call.layout) > MAX_LAYOUT:
             self._refuse(call.call, f"a layout of {len(call.layout)} bytes is over the limit of {MAX_LAYOUT}", call.ref)
         else:
@@ -269,9 +269,11 @@ class Calls:
         if problem := next(filter(None, map(_bad_ref, refs)), None):
             self._refuse(call.call, problem, None)
         elif len(refs) != len(call.refs):
-            self._refuse(call.call, "a ref stands more than once in the wait", None)
+            self._refuse(call.call, "a ref is listed more than once", None)
         elif not 1 <= call.count <= len(refs) <= self._context.settings.max_refs:
-            self._refuse(call.call, f"a count of {call.count} is not within 1 and the {len(refs)} refs given", None)
+            self._refuse(
+                call.call, f"count is {call.count}, and must be from 1 to the number of refs, {len(refs)}", None
+            )
         else:
             wait = self.waits[call.call] = PendingWait(call)
             unknown = []
@@ -356,7 +358,7 @@ class Calls:
         if problem := next(filter(None, map(_bad_ref, (call.target, *call.sources))), None):
             self._refuse(call.call, problem, None)
         elif not 1 <= call.count <= len(call.sources) <= self._context.settings.max_refs:
-            detail = f"a count of {call.count} is not within 1 and the {len(call.sources)} sources given"
+            detail = f"count is {call.count}, and must be from 1 to the number of sources, {len(call.sources)}"
             self._refuse(call.call, detail, call.target)
         else:
             self.reduces[call.call] = call
@@ -394,7 +396,9 @@ class Calls:
         if problem := next(filter(None, map(_bad_ref, call.refs)), None):
             self._refuse(call.call, problem, None)
         elif len(call.refs) > MAX_DESCRIBED:
-            self._refuse(call.call, f"{len(call.refs)} refs are more than the {MAX_DESCRIBED} of one question", None)
+            self._refuse(
+                call.call, f"{len(call.refs)} refs are more than the {MAX_DESCRIBED} that one call may ask about", None
+            )
         else:
             self.questions[call.call] = call
             self._set_request_deadline(call.call, call.deadline)
@@ -485,10 +489,10 @@ class Calls:
         ref = poll.ref
         assert ref is not None
         if call in self.asks:
-            detail, remedy = "its reduction is not decided", "ask again later, or give the call a longer timeout"
+            detail, remedy = "its reduction is not sealed yet", "ask again later, or give the call a longer timeout"
         elif poll.is_final(self._context.now):
             detail = f"the time for this get ran out: {self._fetching.state_of(ref, known)}"
-            remedy = "look whether its producer still runs, or give it a longer timeout"
+            remedy = "check whether its producer still runs, or give a longer timeout"
         else:
             detail = f"there is nothing to get now: {self._fetching.state_of(ref, known)}"
             remedy = "ask again later, or give the get a timeout to wait for its producer"
@@ -573,8 +577,8 @@ class Calls:
     def _undecided(self, ref: bytes) -> Failure:
         if not self._context.hears_directory():
             return self._context.unanswered(ref)
-        detail = f"{label(self._context.node)} was not told in the time given whether this put or another one counts"
-        remedy = "look whether another put or draft of the ref is unfinished, and whether the directory runs"
+        detail = f"{label(self._context.node)} did not learn in time whether this put or another one counts"
+        remedy = "check whether another put or draft of the ref is unfinished, and whether the directory runs"
         return Failure(FailureKind.TIMEOUT, detail, remedy, ref)
 
     def _refuse(self, call: CallId, detail: str, ref: bytes | None) -> None:

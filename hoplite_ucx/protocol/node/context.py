@@ -86,7 +86,7 @@ class Context:
         if self.refusal is not None:
             detail, remedy = f"this node could not join {self._directory}: {self.refusal.detail}", self.refusal.remedy
         elif self.joined and silence < min(2 * self.settings.heartbeat, self.settings.suspicion):  # it answers others
-            detail = f"{self._directory} did not say in time what it knows: it is busy, or was started a moment ago"
+            detail = f"{self._directory} did not answer this call in time: it is busy, or has just started"
         else:
             detail = f"{self._directory} has not answered for {silence:.1f} s"
         return Failure(FailureKind.TIMEOUT, f"{detail}{so_far}", remedy, ref)

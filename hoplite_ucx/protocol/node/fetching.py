@@ -36,8 +36,8 @@ from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.serving import Serving
 
 _WITHOUT_IT = {
-    ObjectState.UNKNOWN: "nobody has it: it was not put yet, or it was lost with the node that had it",
-    ObjectState.FAILED: "the reduction that was to make it has failed",
+    ObjectState.UNKNOWN: "no node has it: it was not put yet, or it was lost with its node",
+    ObjectState.FAILED: "its reduction has failed",
     ObjectState.DELETED: "it was deleted",
 }
 
@@ -106,20 +106,20 @@ class Fetching:
         if (fetch is None or fetch.sink is None) and known in _WITHOUT_IT:
             return _WITHOUT_IT[known]
         if fetch is not None and (fetch.hungry_for is not None or fetch.request is not None):
-            return "there is no room for it in the store"
+            return "the store has no room for it"
         if fetch is None or fetch.sink is None:
             coming = known is ObjectState.COMING
-            return "it is still being put or reduced" if coming else "it is there, but nothing of it has come"
+            return "it is still being put or reduced" if coming else "it exists, but none of its bytes have arrived"
         if self._awaits_seal(fetch):
-            return "all its bytes have come, but the reduction that makes it is not decided"
-        received = f"{fetch.sink.watermark} of {fetch.sink.size} bytes have come"
+            return "all its bytes have arrived, but its reduction is not sealed yet"
+        received = f"{fetch.sink.watermark} of {fetch.sink.size} bytes have arrived"
         if fetch.placement is None:
-            return f"{received} and no node can send the rest now"
+            return f"{received}, and no node can send the rest now"
         if isinstance(fetch.placement, Assemble):
-            return f"it is put together from {len(fetch.placement.stripes)} stripes, and not all of them have come"
+            return f"it is assembled from {len(fetch.placement.stripes)} stripes, and some have not arrived"
         sender = label(fetch.placement.sender)
         grows = ", where it is still being put or reduced" if known is ObjectState.COMING else ""
-        return f"{received}, the rest is to come from {sender}{grows}"
+        return f"{received}, the rest comes from {sender}{grows}"
 
     # --- from the directory ------------------------------------------------------------------------------------
 

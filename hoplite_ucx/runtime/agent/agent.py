@@ -290,7 +290,7 @@ class Agent:
             return
         if cluster != self.cluster:
             _log.error(
-                "the directory at %s is of a new cluster, %s: cluster %s is over, and this agent ends",
+                "the directory at %s now serves a new cluster, %s: cluster %s has ended, and so does this agent",
                 self._profile.directory,
                 cluster,
                 self.cluster,
@@ -305,7 +305,7 @@ class Agent:
         try:
             message = decode_to_node(frame)
         except HopliteError as error:
-            _log.warning("left the directory, whose message makes no sense: %s", error)
+            _log.warning("closed the session with the directory after an invalid message: %s", error)
             session.abort()
             return
         if self._directory is session:

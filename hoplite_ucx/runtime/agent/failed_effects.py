@@ -32,7 +32,10 @@ def failure_of(error: Exception, doing: str) -> Failure:
     if isinstance(error, HopliteError):
         return error.failure
     if isinstance(error, MemoryError | OSError):
-        detail, remedy = f"the agent lacked means for {doing}: {error}", "delete objects, or raise the host's limits"
+        detail, remedy = (
+            f"the agent ran out of memory or file descriptors in {doing}: {error}",
+            "delete objects, or raise the host's limits",
+        )
         return Failure(FailureKind.STORE_FULL, detail, remedy)
     detail = f"{doing} failed in the agent: {type(error).__name__}: {error}"
     return Failure(FailureKind.INTERNAL, detail, "see the agent's messages, and report this")

@@ -171,8 +171,12 @@ class Workers:
 
     def hello(self, session: "WorkerSession", hello: wire.Hello) -> None:
         if hello.wire != wire.WIRE:
-            detail = f"the worker speaks version {hello.wire}, the agent {wire.WIRE}"
-            session.send(wire.Refused(0, Failure(FailureKind.INVALID, detail, "install one release on this host")))
+            detail = f"the worker speaks version {hello.wire}, and the agent speaks {wire.WIRE}"
+            session.send(
+                wire.Refused(
+                    0, Failure(FailureKind.INVALID, detail, "install the same release of hoplite-ucx for both")
+                )
+            )
             session.close()
             return
         worker = self._workers.setdefault(hello.worker, Worker(hello.worker))
@@ -254,7 +258,7 @@ class Workers:
     def _put(self, session: "WorkerSession", put: wire.PutRequest) -> None:
         inline = put.data is not None and put.size <= self.inline_limit
         if (put.data is None) != (put.size > SMALL) or (put.data is not None and len(put.data) != put.size):
-            detail = f"{len(put.data or b'')} bytes came for an object of {put.size}"
+            detail = f"{len(put.data or b'')} bytes came with a put of {put.size}"
             session.send(wire.Refused(put.call, Failure(FailureKind.INVALID, detail, "correct the call", put.ref)))
             return
         call = self._begin(session, put.call, put.data, by_hand=put.by_hand)
@@ -284,7 +288,9 @@ class Workers:
     def _give_up(self, call: CallId, entry: _Call, error: OSError) -> None:
         """The system has no memory or descriptor left."""
         del self._calls[call]
-        failure = Failure(FailureKind.STORE_FULL, f"no memory could be had: {error}", "delete objects, or raise limits")
+        failure = Failure(
+            FailureKind.STORE_FULL, f"the agent could not allocate memory: {error}", "delete objects, or raise limits"
+        )
         entry.session.send(wire.Refused(entry.number, failure))
         self._dispatch(CancelCall(call))
 
@@ -363,7 +369,7 @@ class Workers:
         entry = self._calls.get(got.call)
         worker = entry.session.worker if entry is not None else None
         if entry is None or worker is None or worker.background is None:
-            detail = "a get came without a background session"
+            detail = "the worker has no background session with the agent"
             self._not_given(got, Failure(FailureKind.CLOSED, detail, "call init() again", got.version.ref))
             return
         if got.segment is None:
@@ -378,7 +384,7 @@ class Workers:
             value = wire.Value(entry.number, got.layout, got.size, None, got.call, backing.capacity)
             entry.session.send(value, backing.shared.fd)
         elif backing is not None and segment.size > SMALL:
-            detail = "the agent had no descriptor left to share this object"
+            detail = "the agent has no file descriptor left to share this object"
             remedy = "raise RLIMIT_NOFILE for the agent"
             self._not_given(got, Failure(FailureKind.STORE_FULL, detail, remedy, got.version.ref))
         else:

@@ -167,7 +167,7 @@ class DirectoryServer:
                 return
             if joined is None:
                 if not isinstance(message, Join) or identity_of(message.node) != session.peer.node:
-                    reject(malformed("a session begins with a Join under its proven identity"))
+                    reject(malformed("a session must begin with a Join under the identity of its handshake"))
                     return
                 joined = message.node
                 old = self._sessions.get(joined)

@@ -20,7 +20,7 @@ def store_limit(wanted: int | None) -> int:
     if wanted is None:
         return min(_USUAL, most // 2)
     if wanted > most:
-        detail = f"a store of {_gib(wanted)} is wanted, and this host has {_gib(most)} of memory"
+        detail = f"a store of {_gib(wanted)} does not fit: this host has {_gib(most)} of memory"
         remedy = f"give less, such as half of it ({most // 2 >> 20}MiB), to leave room for programs"
         raise Failure(FailureKind.INVALID, detail, remedy).exception()
     return wanted

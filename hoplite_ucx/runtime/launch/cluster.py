@@ -32,7 +32,7 @@ _GREETING_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 _PATIENCE = 3.0
 """Nobody starts an embedded directory again: after this long without it, the agent ends, and calls hear of it."""
-_INIT_AGAIN = "call shutdown() and init() again; what was put before is lost with it"
+_INIT_AGAIN = "call shutdown() and init() again; the objects put before are lost"
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ def join(address: str, agent: str | None, token: bytes | None = None) -> Attachm
     try:
         wanted = resolved(address)
     except (ValueError, OSError) as error:
-        raise _invalid(f"no directory can be at {address!r}: {error}", "correct the address") from error
+        raise _invalid(f"{address!r} cannot be a directory's address: {error}", "correct the address") from error
     began = time.monotonic()
     with RollCall() as call:
         while True:
@@ -147,8 +147,8 @@ def _check_token(greeting: wire.Reply, token: bytes | None, address: str) -> Non
     """An agent lets its own user in without one: a token that is given says which cluster is meant."""
     assert isinstance(greeting, wire.Greeting)
     if token is not None and not hmac.compare_digest(wire.token_mark(token, greeting.cluster), greeting.token_mark):
-        detail = f"the token that is given is not that of the cluster at {address}"
-        raise _invalid(detail, "give the one that the cluster was started with, or none")
+        detail = f"this is not the token of the cluster at {address}"
+        raise _invalid(detail, "give the token that the cluster was started with, or leave it out")
 
 
 def _same_cluster(found: list[str], silent: list[str]) -> list[str]:
@@ -159,7 +159,7 @@ def _same_cluster(found: list[str], silent: list[str]) -> list[str]:
 
 def _only(found: list[str], address: str) -> str:
     if len(found) > 1:
-        detail = f"several agents of {address} run here: {_names(found)}"
+        detail = f"this host has several agents of {address}: {_names(found)}"
         raise _invalid(detail, f"name one, with agent= in a program, --agent in a command, or {AGENT}")
     return found[0]
 
@@ -171,7 +171,7 @@ def _names(sockets: list[str]) -> str:
 def _no_agent(address: str, agent: str | None, silent: list[str]) -> HopliteError:
     if silent:
         detail = f"{_names(silent)} may be the agent of {address} here, but does not answer"
-        return Failure(FailureKind.CLOSED, detail, "look whether it is stopped, or overloaded").exception()
+        return Failure(FailureKind.CLOSED, detail, "check whether it is stopped or overloaded").exception()
     which = f"no agent {agent}" if agent else "no agent"
     detail = f"{which} of the cluster at {address} runs on this host under this user"
     return Failure(FailureKind.CLOSED, detail, remedies.join(address)).exception()

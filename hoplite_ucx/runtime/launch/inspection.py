@@ -75,7 +75,7 @@ def directory_status(address: str, token: bytes) -> dict[str, Any]:
         raise Failure(FailureKind.CLOSED, error.detail, error.remedy, None, error.peer).exception() from error
     except TimeoutError:
         detail = f"the directory did not answer within {_SECONDS:g} s"
-        raise Failure(FailureKind.CLOSED, detail, "look whether it is overloaded", None, address).exception() from None
+        raise Failure(FailureKind.CLOSED, detail, "check whether it is overloaded", None, address).exception() from None
     except ValueError as error:
         raise Failure(FailureKind.INVALID, str(error), "correct the address").exception() from error
 

@@ -121,11 +121,11 @@ def _read_report(role: str, process: "subprocess.Popen[bytes]", seconds: float) 
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
-            raise _cannot_start(role, f"it was not ready after {seconds:g} s", "look at this machine's load")
+            raise _cannot_start(role, f"it was not ready after {seconds:g} s", "check the load of this machine")
         piece = os.read(process.stdout.fileno(), 65536)
         if not piece:
             abandon(process)
-            raise _cannot_start(role, f"it ended with status {process.returncode}", "see its messages above")
+            raise _cannot_start(role, f"it exited with status {process.returncode}", "see its messages above")
         line += piece
     report: dict[str, Any] = json.loads(line)
     if "error" in report:

@@ -79,7 +79,7 @@ class Service:
         while (left := deadline - time.monotonic()) > 0:
             self._await_end(min(left, 0.5))
             if self._agent is None or not self._agent.running():
-                detail = "the agent of this host has ended, and its objects with it"
+                detail = "this host's agent has exited, and its objects are lost"
                 raise Failure(FailureKind.CLOSED, detail, "see its messages above, then start it again").exception()
             if self._plan.address is None and (self._directory is None or not self._directory.running()):
                 self._restart_directory()
@@ -108,13 +108,13 @@ class Service:
             self._pause = _FIRST_PAUSE
         ended, self._directory = self._directory, None
         if ended is not None:
-            self._tell(f"the directory ended with status {ended.process.returncode}; again in {self._pause:g} s")
+            self._tell(f"the directory exited with status {ended.process.returncode}; it restarts in {self._pause:g} s")
             ended.stop()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         try:
             self._start_directory(parse_address(self.address)[1])
-            self._tell(f"the directory is back at {self.address}")
+            self._tell(f"the directory runs again at {self.address}")
         except HopliteError as error:
             self._tell(str(error))
 
@@ -123,5 +123,5 @@ def _host_towards(address: str) -> str:
     try:
         return host_towards(address)
     except (ValueError, OSError) as error:
-        failure = Failure(FailureKind.INVALID, f"{address!r} leads nowhere: {error}", "correct the address")
+        failure = Failure(FailureKind.INVALID, f"{address!r} cannot be reached: {error}", "correct the address")
         raise failure.exception() from error

@@ -4,9 +4,7 @@ from hoplite_ucx.runtime.host.addresses import host_towards, resolved
 from hoplite_ucx.runtime.local.wire import Greeting
 from hoplite_ucx.transports.wire.addresses import format_address, parse_address
 
-JOIN_OR_START = (
-    "`hoplite start --head` starts a cluster with one, `hoplite start --address HOST:PORT` joins the one there"
-)
+JOIN_OR_START = "run `hoplite start --head` for a new cluster, or `hoplite start --address HOST:PORT` to join one"
 
 
 def join(address: str) -> str:
@@ -16,15 +14,15 @@ def join(address: str) -> str:
 def start_again(greeting: Greeting) -> str:
     """For a worker whose agent is gone."""
     if greeting.private:
-        return "the program that started this cluster has ended, or was killed: start that again"
+        return "the program that started this cluster has exited or was killed: start it again"
     command = f"hoplite start {_part(greeting.directory)}"
-    return f"look whether it was killed, start it again with `{command}`, then call shutdown() and init()"
+    return f"check whether it was killed, start it again with `{command}`, then call shutdown() and init()"
 
 
 def delete_left(greeting: Greeting) -> str:
     """For one whose agent has no room."""
     command = f"hoplite delete --idle 60s --address {greeting.directory} --agent {greeting.agent}"
-    return f"`{command}` deletes what ended programs left here"
+    return f"run `{command}` to delete objects that ended programs left on this host"
 
 
 def _part(directory: str) -> str:

@@ -204,7 +204,7 @@ def _decode_layout(data: bytes, size: int) -> Layout:
     try:
         for start, length in _extents(layout):
             if start + length > size:
-                raise ValueError(f"it speaks of bytes up to {start + length} of {size}")
+                raise ValueError(f"it names bytes up to {start + length}, beyond the size of {size}")
     except _UNREADABLE as error:
         raise _unreadable(error) from error
     return layout
@@ -225,7 +225,7 @@ def _unreadable(error: Exception) -> HopliteError:
     remedy = (
         "install ml_dtypes on every host"
         if isinstance(error, _MissingTypeError)
-        else "run the same hoplite-ucx everywhere"
+        else "run the same release of hoplite-ucx everywhere"
     )
     return Failure(FailureKind.INVALID, f"the layout cannot be read: {error}", remedy).exception()
 
@@ -233,15 +233,15 @@ def _unreadable(error: Exception) -> HopliteError:
 def _check_tree(node: Node, leaves: int, depth: int) -> None:
     if isinstance(node, int):
         if node >= leaves:
-            raise ValueError("its tree has a leaf that is not there")
+            raise ValueError("its tree names a leaf that does not exist")
         return
     if depth > MAX_DEPTH:
         raise ValueError("its tree is too deep")
     names = node.keys if isinstance(node, DictNode) else node.fields if isinstance(node, NamedTupleNode) else None
     if names is not None and len(names) != len(node.children):
-        raise ValueError("its tree has not one name for each value")
+        raise ValueError("its tree does not have one name for each value")
     if isinstance(node, DictNode) and node.order is not None and sorted(node.order) != list(range(len(node.keys))):
-        raise ValueError("its tree has an order that does not name each key once")
+        raise ValueError("its tree has a key order that does not list each key once")
     for child in node.children:
         _check_tree(child, leaves, depth + 1)
 
@@ -339,7 +339,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
     if dtype.name in EXTENSIONS:
         return dtype.name
     if dtype.subdtype is not None:
-        raise ValueError(f"dtype {dtype} is an array: make its shape a part of the shape")
+        raise ValueError(f"dtype {dtype} has a shape: make that part of the array's shape")
     description = dtype.str if dtype.fields is None else np.lib.format.dtype_to_descr(dtype)
     try:
         if len(_encoder.encode(description)) > _MAX_DTYPE:
@@ -348,7 +348,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
     except (TypeError, UnicodeEncodeError) as error:
         raise ValueError(f"the dtype cannot be described: {error}") from error
     if not known:
-        raise ValueError(f"dtype {dtype.name} is not known to numpy itself")
+        raise ValueError(f"dtype {dtype.name} is not one of numpy's own")
     return description
 
 
@@ -377,7 +377,7 @@ def _extension(name: str) -> np.dtype[Any]:
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError):
-        raise _MissingTypeError(f"dtype {name} needs the package ml_dtypes, a version that has it") from None
+        raise _MissingTypeError(f"dtype {name} needs a version of ml_dtypes that has it") from None
     return dtype
 
 

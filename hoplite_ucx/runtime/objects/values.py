@@ -155,8 +155,8 @@ def _on_memory(layout: ArrayLayout | TreeLayout, memory: memoryview, copy: bool)
             return _restored(layout.leaf, memory, copy)
         return _build(layout.structure, [_restored(leaf, memory, copy) for leaf in layout.leaves])
     except (ValueError, TypeError) as error:  # more dimensions than numpy has, a number that is none
-        detail = f"no array can be made of the layout: {error}"
-        raise _invalid(detail, "run the same hoplite-ucx everywhere") from error
+        detail = f"the layout does not describe a valid array: {error}"
+        raise _invalid(detail, "run the same release of hoplite-ucx everywhere") from error
 
 
 def copy_out(memory: memoryview, layout: bytes, out: Array) -> None:
@@ -535,7 +535,8 @@ def _find_class(module: str, name: str, fields: tuple[str, ...]) -> type[tuple[A
         detail = f"the value is a named tuple {module}.{name}, which cannot be imported here: {error}"
         raise _invalid(detail, "define its class in a module that every program can import") from error
     if not isinstance(found, type) or not issubclass(found, tuple) or getattr(found, "_fields", None) != fields:
-        detail = f"the value is a named tuple {module}.{name} with the fields {', '.join(fields)}: here it has others"
+        names = ", ".join(fields)
+        detail = f"the value is a named tuple {module}.{name} with the fields {names}, but this program defines others"
         raise _invalid(detail, "run the same version of your program everywhere")
     return found
 

@@ -61,7 +61,7 @@ def wait(
     needed = check_count(count, len(given), "refs")
     by_name = {ref.binary: ref for ref in given}
     if len(by_name) != len(given):
-        raise invalid("a ref stands more than once in the list", "give each ref once")
+        raise invalid("a ref is listed more than once", "give each ref once")
     names = tuple(by_name)
     reply = yield Question(lambda call, left: wire.WaitRequest(call, names, needed, left), seconds)
     assert isinstance(reply, wire.Ready)
@@ -99,8 +99,8 @@ class Completed:
         left = None if self._ends is None else max(0.0, self._ends - time.monotonic())
         ready, self.rest = yield from wait(self.rest, 1, left)
         if not ready:
-            detail = f"{len(self.rest)} of {self._given} refs have no object after {self._timeout:g} s"
-            remedy = "look whether their producers still run, or give a longer timeout"
+            detail = f"{len(self.rest)} of {self._given} refs are not ready after {self._timeout:g} s"
+            remedy = "check whether their producers still run, or give a longer timeout"
             raise Failure(FailureKind.TIMEOUT, detail, remedy).exception()
         return ready
 
@@ -135,7 +135,7 @@ def reduce(
     how = operation(op)
     needed = check_count(len(sources) if count is None else count, len(sources), "sources")
     if len(set(sources)) != len(sources):
-        raise invalid("a source stands more than once in the list", "give each source once")
+        raise invalid("a source is listed more than once", "give each source once")
     target = optional_ref(ref)
     if target in sources:
         raise about(invalid("the target is one of the sources", "give the result a ref of its own"), target)

@@ -31,7 +31,9 @@ def about(error: HopliteError, ref: ObjectRef) -> HopliteError:
 
 def one_ref(ref: object) -> ObjectRef:
     if not isinstance(ref, ObjectRef):
-        raise invalid(f"an ObjectRef is needed, not a {type(ref).__name__}", "use what put, reduce or new_ref return")
+        raise invalid(
+            f"an ObjectRef is needed, not a {type(ref).__name__}", "use a ref that put, reduce or new_ref returned"
+        )
     return ref
 
 
@@ -62,7 +64,7 @@ def refs_for_values(refs: object, needed: int) -> list[ObjectRef]:
         return [new_ref() for _ in range(needed)]
     given = list_of_refs(refs)
     if len(given) != needed:
-        raise invalid(f"{len(given)} refs are given for {needed} values", "give one ref for each value")
+        raise invalid(f"{len(given)} refs were given for {needed} values", "give one ref for each value")
     return given
 
 
@@ -75,12 +77,14 @@ def check_timeout(timeout: object) -> float | None:
             return seconds
     except OverflowError:
         pass
-    raise invalid(f"a timeout is a number of seconds that is not negative, or None, not {timeout!r}", "correct it")
+    raise invalid(f"timeout must be a number of seconds from 0 on, or None, not {timeout!r}", "correct it")
 
 
 def check_count(count: object, available: int, what: str) -> int:
     if not is_whole(count) or not 1 <= (number := int(count)) <= available:
-        raise invalid(f"a count of {count!r} is not within 1 and the {available} {what} given", "correct the count")
+        raise invalid(
+            f"count is {count!r}, and must be from 1 to the number of {what}, {available}", "correct the count"
+        )
     return number
 
 
@@ -95,7 +99,7 @@ def _is_number(number: object) -> TypeGuard[float]:
 
 def check_text(name: str, value: object, remedy: str) -> None:
     if value is not None and (not isinstance(value, str) or not value):
-        raise invalid(f"{name} must be a text, not {_text_shown(name, value)}", remedy)
+        raise invalid(f"{name} must be a string, not {_text_shown(name, value)}", remedy)
 
 
 def _text_shown(name: str, value: object) -> str:
@@ -126,7 +130,7 @@ def check_memory(memory: object) -> int | None:
 
 def check_copy(copy: object, out: object) -> bool:
     if copy and out is not None:
-        raise invalid("copy=True and out= are given both", "give one of them: out= is filled with a copy")
+        raise invalid("copy=True and out= cannot both be given", "give one of them: out= already receives a copy")
     return bool(copy)
 
 
@@ -151,13 +155,13 @@ def check_array(shape: object, dtype: Any) -> Leaf:
         leaf = Leaf(describe_dtype(np.dtype(dtype)), extents)
     except Exception as error:  # numpy raises many kinds, and runs code of what it is given
         raise invalid(
-            f"{_shown(dtype)} is not a dtype for objects: {str(error)[:_SHOWN]}", "give a numeric dtype"
+            f"objects cannot have the dtype {_shown(dtype)}: {str(error)[:_SHOWN]}", "give a numeric dtype"
         ) from error
     size = leaf.numpy_dtype().itemsize
     for extent in extents:
         size *= max(extent, 1)  # numpy bounds empty arrays too
         if size >= MAX_BYTES:
-            raise invalid(f"{leaf} has more bytes than any object can have", "make it smaller")
+            raise invalid(f"{leaf} is larger than the largest possible object", "make it smaller")
     return leaf
 
 
@@ -171,7 +175,7 @@ def _extents(shape: object) -> tuple[int, ...]:
     else:
         raise invalid(f"a shape is a whole number or a list of them, not {_shown(shape)}", _SHAPE_REMEDY)
     if len(given) > SAFE_DIMENSIONS:
-        raise invalid(f"a shape has at most {SAFE_DIMENSIONS} dimensions, and this one more", _SHAPE_REMEDY)
+        raise invalid(f"a shape can have at most {SAFE_DIMENSIONS} dimensions, and this one has more", _SHAPE_REMEDY)
     for extent in given:
         if not is_whole(extent) or not 0 <= extent < MAX_BYTES:
             raise invalid(f"{_shown(extent)} cannot be an extent of a shape", _SHAPE_REMEDY)
@@ -198,4 +202,4 @@ def operation(op: object) -> Operation:
         return Operation(str(op))
     except ValueError:
         known = ", ".join(operation.value for operation in Operation)
-        raise invalid(f"{op!r} is no operation", f"use one of {known}") from None
+        raise invalid(f"{op!r} is not an operation", f"use one of {known}") from None

@@ -567,7 +567,7 @@ def closed(detail: str, remedy: str) -> HopliteError:
 
 
 def forked() -> HopliteError:
-    detail = "this process was forked from one that uses hoplite, and cannot share its connections"
+    detail = "this process was forked from one that uses hoplite, and cannot use its connections"
     return closed(detail, "call init() or connect() in the child, or start it with the 'spawn' method")
 
 

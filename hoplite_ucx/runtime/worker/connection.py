@@ -49,7 +49,7 @@ class Connection:
         remedy: str | None = None,
     ) -> None:
         """The remedy is what users are told when the agent is gone; by default, how to start it again."""
-        self.remedy = remedy or "look whether it was killed, and start it again"
+        self.remedy = remedy or "check whether it was killed, and start it again"
         self._ended = False
         try:
             self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -78,7 +78,7 @@ class Connection:
             raise greeting.failure.exception()
         if not isinstance(greeting, wire.Greeting):
             sock.close()
-            raise self._gone("the agent does not greet")
+            raise self._gone("the agent did not complete the handshake")
         self.greeting = greeting
         self.remedy = remedy or start_again(greeting)
 
@@ -241,7 +241,7 @@ def _dial(sock: socket.socket, name: str) -> None:
 
 def late() -> HopliteError:
     detail = "the agent of this host did not answer in time"
-    remedy = "give the call more time, or look whether the agent is overloaded or stopped"
+    remedy = "give the call more time, or check whether the agent is overloaded or stopped"
     return Failure(FailureKind.TIMEOUT, detail, remedy).exception()
 
 
@@ -250,7 +250,7 @@ def over() -> HopliteError:
 
 
 def _no_descriptor() -> HopliteError:
-    detail, remedy = "this process has no descriptor left", "raise RLIMIT_NOFILE, or close files"
+    detail, remedy = "this process has no file descriptor left", "raise RLIMIT_NOFILE, or close files"
     return Failure(FailureKind.STORE_FULL, detail, remedy).exception()
 
 

@@ -122,12 +122,12 @@ def _way_to(
     where = address if address is not None else _from_outside(clusters.ADDRESS)
     if where is None:
         if agent is not None:
-            raise invalid("agent is for a cluster that runs already", "give its address, too")
+            raise invalid("agent= needs a cluster that already runs", "give its address= too")
         return partial(clusters.start_embedded, store_limit(limit), secret, variables)
     if memory is not None:
-        raise invalid("memory is for a private cluster", "give it to `hoplite start --memory` instead")
+        raise invalid("memory= is only for a private cluster", "give it to `hoplite start --memory` instead")
     if config is not None:
-        raise invalid("config is for a private cluster", "set HOPLITE_CONFIG for `hoplite start` instead")
+        raise invalid("config= is only for a private cluster", "set HOPLITE_CONFIG for `hoplite start` instead")
     if agent is None and _from_outside(clusters.ADDRESS) in (None, where):  # else it is one of another cluster
         agent = _from_outside(clusters.AGENT)
     return partial(clusters.join, where, agent, secret)
@@ -137,7 +137,7 @@ def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> byte
     check_text("token", token, "give the cluster's secret")
     path = check_path("token_file", token_file)
     if token is not None and path is not None:
-        raise invalid("token and token_file are given both", "give one of them")
+        raise invalid("token= and token_file= cannot both be given", "give one of them")
     if path is not None:
         return read_token_file(Path(path))
     if token is None:
@@ -147,7 +147,7 @@ def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> byte
     except UnicodeEncodeError:
         secret = b""
     if not secret or b"\0" in secret:
-        raise invalid("the token is not one that a variable could hold, or blank", "give the cluster's secret")
+        raise invalid("the token is blank, or cannot be held by an environment variable", "give the cluster's secret")
     return secret
 
 

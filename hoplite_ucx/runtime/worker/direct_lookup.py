@@ -198,7 +198,7 @@ def _receive_rest(sock: socket.socket, data: bytes, deadline: float) -> Answer:
     while not _is_whole(data):
         piece = sock.recv(_USUAL)
         if not piece or time.monotonic() >= deadline:
-            raise TimeoutError("the directory's answer did not come, or not in time")
+            raise TimeoutError("the directory did not answer in time")
         data += piece
     return decode_answer(data[_LENGTH.size :])
 
@@ -210,5 +210,5 @@ def _is_whole(data: bytes) -> bool:
         return False
     length: int = _LENGTH.unpack_from(data)[0]
     if length > MAX_ANSWER or len(data) > _LENGTH.size + length:
-        raise ConnectionAbortedError("this is no answer of a directory")
+        raise ConnectionAbortedError("this is not a directory's answer")
     return len(data) == _LENGTH.size + length

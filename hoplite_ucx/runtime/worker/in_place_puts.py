@@ -47,7 +47,7 @@ class Draft:
         """
         given: object = nbytes
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= self.array.nbytes:
-            detail = f"{nbytes!r} is no number of bytes within the {self.array.nbytes} of this object"
+            detail = f"nbytes is {nbytes!r}, and must be from 0 to this object's {self.array.nbytes} bytes"
             raise about(invalid(detail, "count the leading bytes that are final"), self.ref)
         self._check_open()
         if self._put is not None:
@@ -82,7 +82,7 @@ class Draft:
 
     def _check_open(self) -> None:
         if self._over:
-            raise about(invalid("it was sealed or given up already", "create another one"), self.ref)
+            raise about(invalid("this put was already sealed or abandoned", "create another one"), self.ref)
 
     def __enter__(self) -> "Draft":
         return self

@@ -26,7 +26,7 @@ def ref_for(name: str) -> ObjectRef:
     """
     given: object = name
     if not isinstance(given, str):
-        detail = f"a name is a text, not a {type(given).__name__}"
+        detail = f"a name must be a string, not a {type(given).__name__}"
         raise Failure(FailureKind.INVALID, detail, 'give one such as "weights"').exception()
     data = name.encode("utf-8", "surrogatepass")
     return ObjectRef(hashlib.blake2b(data, digest_size=REF_BYTES, person=_NAMED).digest())

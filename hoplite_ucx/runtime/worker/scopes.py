@@ -45,7 +45,7 @@ def failing_too(error: BaseException) -> Iterator[None]:
     try:
         yield
     except HopliteError as failed:
-        error.add_note(f"What was made could not be deleted: {failed}")
+        error.add_note(f"the scope's objects could not be deleted: {failed}")
 
 
 def note_made(of: Membership, ref: ObjectRef) -> ObjectRef:

@@ -108,4 +108,4 @@ def test_rdma_is_refused_where_there_is_none() -> None:
     refused = bench("--transport", "rdma", "--no-hosts", "--size", "1MiB", "--frame", "1MiB")
     assert refused.exit_code == 1
     assert not refused.stdout
-    assert "it has none of rc" in refused.stderr or "bare-ucx" in refused.stderr
+    assert "UCX has none of rc" in refused.stderr or "bare-ucx" in refused.stderr

@@ -210,7 +210,7 @@ def test_a_small_real_run_and_its_report(tmp_path: Path, monkeypatch: pytest.Mon
     assert [record["operation"] for record in told[Kind.STAGGERED]] == ["broadcast", "reduce", "allreduce"]
     text = (tmp_path / "report.html").read_text()
     assert text.count("no records of this figure") == 3  # of the operations
-    assert "peers were not asked for" in text
+    assert "left out by --no-peers" in text
     again = command("--quick", "--no-peers", "--output", tmp_path)
     assert (again.exit_code, again.stderr) == (0, "")  # nothing was left to do
     assert Journal(tmp_path / "records.jsonl").records == journal.records

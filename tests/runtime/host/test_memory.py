@@ -26,7 +26,7 @@ def test_more_than_the_host_has_is_refused(tmp_path: Path, monkeypatch: pytest.M
     home = {"XDG_CONFIG_HOME": str(tmp_path), "HOPLITE_TOKEN": ""}
     done = CliRunner().invoke(app, ["start", "--head", "--port", "0", "--memory", "900GiB"], env=home)
     assert done.exit_code == 1
-    assert "a store of 900 GiB is wanted, and this host has 24 GiB" in done.stderr
+    assert "a store of 900 GiB does not fit: this host has 24 GiB" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

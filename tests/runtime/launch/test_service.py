@@ -93,7 +93,7 @@ def test_agents_of_a_cluster_that_is_over_end_and_say_so() -> None:
         _, anew = stack.enter_context(service(*where, port))
         _, said = other.communicate(timeout=HANG)
         assert other.returncode == 1
-        assert f"is of a new cluster, {anew['cluster']}: cluster {report['cluster']} is over" in said
+        assert f"now serves a new cluster, {anew['cluster']}: cluster {report['cluster']} has ended" in said
         assert "start it again" in said
 
 
@@ -130,15 +130,15 @@ def test_a_service_that_is_killed_leaves_nothing() -> None:
     [
         (["start"], "--head"),
         (["start", "--head", "--address", "127.0.0.1:1"], "--head"),
-        (["start", "--address", "127.0.0.1:1"], "nobody listens there (127.0.0.1:1)"),
-        (["start", "--address", "nonsense"], "no address"),
+        (["start", "--address", "127.0.0.1:1"], "nothing listens there (127.0.0.1:1)"),
+        (["start", "--address", "nonsense"], "not an address"),
         (["start", "--head", "--memory", "much"], "--memory"),
         (["start", "--head", "--memory", "0"], "--memory"),
         (["start", "--head", "--host", "0.0.0.0"], "--host"),
         (["start", "--address", "127.0.0.1:1", "--host", "::"], "--host"),
         (["doctor", "--root", "/nowhere"], "does not exist"),
-        (["status", "--address", "127.0.0.1:1"], "nobody listens there"),
-        (["status", "--address", "nonsense"], "no address"),
+        (["status", "--address", "127.0.0.1:1"], "nothing listens there"),
+        (["status", "--address", "nonsense"], "not an address"),
     ],
 )
 def test_bad_input(arguments: list[str], says: str) -> None:

@@ -141,7 +141,7 @@ def test_a_child_of_a_program_that_was_killed() -> None:
     hoplite.init(memory=MEMORY)
     with hoplite.connect(os.environ["HOPLITE_ADDRESS"]) as child:
         hoplite.shutdown()
-        with pytest.raises(ClosedError, match="the program that started this cluster has ended") as caught:
+        with pytest.raises(ClosedError, match="the program that started this cluster has exited") as caught:
             child.put(1, timeout=60)
     assert commands(caught.value) == []
 

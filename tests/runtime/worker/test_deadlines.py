@@ -96,7 +96,7 @@ def test_a_stopped_agent_holds_no_draft_up(agent: int) -> None:
     eager = hoplite.create(LARGE.shape, timeout=LIMIT)
     with stopped(agent):
         assert_late(lambda: [eager.advance(8) for _ in range(100_000)])  # more than fits into the socket
-    with pytest.raises(InvalidRequestError, match="given up"):
+    with pytest.raises(InvalidRequestError, match="abandoned"):
         eager.seal()
 
 

@@ -52,7 +52,7 @@ def test_a_cluster_is_joined_with_its_token(cluster: hoplite.Cluster, secret_fil
         with hoplite.connect(cluster.address, **given) as joined:
             assert (joined.cluster_id, joined.agent) == (cluster.cluster_id, cluster.agent)
             assert joined.get(ref) == "here"
-    with pytest.raises(InvalidRequestError, match="token that is given is not that of the cluster"):
+    with pytest.raises(InvalidRequestError, match="this is not the token of the cluster"):
         hoplite.connect(cluster.address, token="another")
 
 

@@ -153,7 +153,7 @@ def test_a_draft_whose_memory_cannot_be_made_private_is_given_up(step: str, monk
         with pytest.raises(StoreFullError, match=r"could not be mapped.*max_map_count"):
             draft.seal() if step == "seal" else draft.advance(SIZE)
     view[:] = 5  # it is still there
-    with pytest.raises(InvalidRequestError, match="given up"):
+    with pytest.raises(InvalidRequestError, match="abandoned"):
         draft.seal()
     hoplite.put("another", ref=ref, timeout=SECONDS)
     assert get(ref) == "another"
@@ -182,7 +182,7 @@ def test_a_forked_child_may_fill_but_not_seal() -> None:
             try:
                 step()
             except (ClosedError, InvalidRequestError) as error:
-                if "forked" not in str(error) and "given up" not in str(error):
+                if "forked" not in str(error) and "abandoned" not in str(error):
                     return False
             else:
                 return False

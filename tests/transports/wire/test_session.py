@@ -205,7 +205,7 @@ def test_who_is_refused_is_told_why(run: Callable[..., None]) -> None:
         async with serving() as server:
             with pytest.raises(WrongTokenError, match="HOPLITE_TOKEN"):
                 await connect(server.address, Identity(2, b"wrong"), Kind.PEER, End().made)
-            with pytest.raises(HandshakeError, match="takes no connection for bulk"):
+            with pytest.raises(HandshakeError, match="does not accept connections for bulk"):
                 await connect(server.address, Identity(2, TOKEN), Kind.BULK, End().made)
             assert isinstance(server.refused[0], WrongTokenError)
 

@@ -415,7 +415,7 @@ class Reduction(Binding):
             detail += f"; {what}: {', '.join(map(short, refs[:8]))}" if refs else ""
         remedy = "put a lost source again; the reduction then goes on"
         if len(self.spec.sources) - len(deleted) < self.spec.count:
-            remedy = "reduce other sources into another ref: what was deleted does not come back"
+            remedy = "reduce other sources into another ref: deleted objects do not come back"
         return Failure(FailureKind.LOST, detail, remedy, self.record.ref)
 
     def _tear_down(self) -> None:
