@@ -1,4 +1,4 @@
-"""Faults that review and chaos found and that no other test shows, each in its smallest form (docs/faults.md)."""
+"""Faults that review and chaos found and no other test shows, in their smallest form (docs/history/faults-found.md)."""
 
 import math
 import sys

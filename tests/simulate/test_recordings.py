@@ -25,7 +25,7 @@ def test_what_was_fixed(path: Path) -> None:
 
 
 def test_the_table_of_faults_names_tests_and_recordings_that_there_are() -> None:
-    tables = (ROOT / "docs" / "faults.md").read_text()
+    tables = (ROOT / "docs" / "history" / "faults-found.md").read_text()
     code = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     assert set(re.findall(r"`(test_\w+)`", tables)) <= set(re.findall(r"def (test_\w+)", code))
     assert set(re.findall(r"`([\w-]+)\.jsonl`", tables)) == {path.stem for path in RECORDINGS}
