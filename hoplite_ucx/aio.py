@@ -26,10 +26,12 @@ __all__ = [
     "init",
     "is_initialized",
     "new_ref",
+    "own",
     "put",
     "put_many",
     "reduce",
     "ref_for",
+    "rejoin",
     "scope",
     "seal",
     "shutdown",
@@ -51,6 +53,7 @@ def _awaited(begin: Callable[P, Cluster]) -> Callable[P, Coroutine[Any, Any, Asy
 init = _awaited(default_cluster.init)
 connect = _awaited(default_cluster.connect)
 shutdown = default_cluster.default.aio.close
+rejoin = default_cluster.default.aio.rejoin
 
 put = default_cluster.default.aio.put
 put_many = default_cluster.default.aio.put_many
@@ -60,6 +63,7 @@ wait = default_cluster.default.aio.wait
 info = default_cluster.default.aio.info
 as_completed = default_cluster.default.aio.as_completed
 delete = default_cluster.default.aio.delete
+own = default_cluster.default.aio.own
 reduce = default_cluster.default.aio.reduce
 allreduce = default_cluster.default.aio.allreduce
 contributors = default_cluster.default.aio.contributors

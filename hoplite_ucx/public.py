@@ -13,6 +13,7 @@ from hoplite_ucx.errors import (
     StaleError,
     StoreFullError,
 )
+from hoplite_ucx.runtime.launch.owned_processes import AgentProcess, DirectoryProcess, start_agent, start_directory
 from hoplite_ucx.runtime.worker import default_cluster as _current
 from hoplite_ucx.runtime.worker.api import Cluster
 from hoplite_ucx.runtime.worker.default_cluster import cluster, connect, init, is_initialized, shutdown
@@ -21,8 +22,10 @@ from hoplite_ucx.runtime.worker.object_info import ObjectInfo, ObjectState
 from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref, ref_for
 
 __all__ = [
+    "AgentProcess",
     "ClosedError",
     "Cluster",
+    "DirectoryProcess",
     "Draft",
     "GetTimeoutError",
     "HopliteError",
@@ -49,16 +52,21 @@ __all__ = [
     "init",
     "is_initialized",
     "new_ref",
+    "own",
     "put",
     "put_many",
     "reduce",
     "ref_for",
+    "rejoin",
     "scope",
     "seal",
     "shutdown",
+    "start_agent",
+    "start_directory",
     "wait",
 ]
 
+rejoin = _current.default.rejoin
 put = _current.default.put
 put_many = _current.default.put_many
 get = _current.default.get
@@ -67,6 +75,7 @@ wait = _current.default.wait
 info = _current.default.info
 as_completed = _current.default.as_completed
 delete = _current.default.delete
+own = _current.default.own
 reduce = _current.default.reduce
 allreduce = _current.default.allreduce
 contributors = _current.default.contributors

@@ -51,6 +51,7 @@ from hoplite_ucx.transports.descriptors import lifted
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _MAX_UNSENT = 64 << 20
 _ACCEPT_PAUSE = 0.05
+_DELETED_AT_ONCE = 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +62,8 @@ class Worker:
     sessions: set["WorkerSession"] = field(default_factory=set)
     background: "WorkerSession | None" = None
     pins: dict[CallId, "_Pin"] = field(default_factory=dict)
+    owned: dict[bytes, None] = field(default_factory=dict)
+    """The refs that are to be deleted when it is gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -203,12 +206,21 @@ class Workers:
                 self._dispatch(CancelCall(call))
             worker.pins.clear()
             self.store.worker_left(worker.identity)
+            self._delete_owned(worker)
         elif worker.background is not None and session.left:
             given = tuple(call for call, pin in worker.pins.items() if pin.session is session)
             if given:  # of which the last may never have been read
                 worker.background.send(wire.Doubtful(given))
         if not worker.sessions:
             self._workers.pop(worker.identity, None)
+
+    def _delete_owned(self, worker: Worker) -> None:
+        """Nobody waits for it; while the directory is gone, the node asks again with its next session."""
+        refs = tuple(worker.owned)
+        worker.owned.clear()
+        for start in range(0, len(refs), _DELETED_AT_ONCE):
+            self._next_call += 1
+            self._dispatch(DeleteCall(self._next_call, refs[start : start + _DELETED_AT_ONCE], _deadline(None)))
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -226,7 +238,14 @@ class Workers:
             case wire.WaitRequest(number, refs, count, timeout):
                 self._dispatch(WaitCall(self._begin(session, number), refs, count, _deadline(timeout)))
             case wire.DeleteRequest(number, refs, timeout):
+                if session.worker is not None and session.worker.owned:
+                    for ref in refs:
+                        session.worker.owned.pop(ref, None)
                 self._dispatch(DeleteCall(self._begin(session, number), refs, _deadline(timeout)))
+            case wire.OwnRequest(number, refs):
+                if session.worker is not None:
+                    session.worker.owned |= dict.fromkeys(refs)
+                session.send(wire.Done(number))
             case wire.ReduceRequest(number, target, sources, op, count, timeout, everywhere):
                 call = self._begin(session, number)
                 self._dispatch(ReduceCall(call, target, sources, op, count, _deadline(timeout), everywhere))

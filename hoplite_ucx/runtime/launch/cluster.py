@@ -114,8 +114,16 @@ def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str
     return {"directory": directory, "token": token.hex(), "memory": memory, "rate": rate, "host": host}
 
 
-def join(address: str, agent: str | None, token: bytes | None = None) -> Attachment:
-    """Find this host's agent of the cluster at that address. A token that is given must be the cluster's own."""
+def join(
+    address: str,
+    agent: str | None,
+    token: bytes | None = None,
+    *,
+    seconds: float = _FIND_SECONDS,
+    cluster: str | None = None,
+) -> Attachment:
+    """Find this host's agent of the cluster at that address, which may start within so many seconds. A token that is
+    given must be the cluster's own, and so must a cluster's id."""
     try:
         wanted = resolved(address)
     except (ValueError, OSError) as error:
@@ -129,9 +137,10 @@ def join(address: str, agent: str | None, token: bytes | None = None) -> Attachm
             found = [name for name, greeting in greetings.items() if _belongs(greeting, wanted)]
             if found:
                 name = _only([*found, *_same_cluster(found, call.silent)], address)
+                _check_cluster(greetings[name], cluster, address)
                 _check_token(greetings[name], token, address)
                 return Attachment(Client(name))
-            if waited >= (_GREETING_SECONDS if call.silent else _FIND_SECONDS):
+            if waited >= (max(seconds, _GREETING_SECONDS) if call.silent else seconds):
                 raise _no_agent(address, agent, call.silent)
 
 
@@ -141,6 +150,15 @@ def _belongs(greeting: wire.Reply, wanted: str) -> bool:
         return resolved(greeting.directory) == wanted
     except (ValueError, OSError):
         return False
+
+
+def _check_cluster(greeting: wire.Reply, cluster: str | None, address: str) -> None:
+    assert isinstance(greeting, wire.Greeting)
+    if cluster is not None and greeting.cluster != cluster:
+        detail = f"cluster {cluster} is over: the one at {address} is {greeting.cluster} now"
+        raise Failure(
+            FailureKind.CLOSED, detail, "leave it and join the new one; what was put before is lost"
+        ).exception()
 
 
 def _check_token(greeting: wire.Reply, token: bytes | None, address: str) -> None:

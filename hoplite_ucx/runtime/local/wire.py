@@ -26,7 +26,7 @@ from hoplite_ucx.protocol.messages import (
     malformed,
 )
 
-WIRE = 6
+WIRE = 7
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """So many may stand in one request."""
@@ -103,6 +103,13 @@ class DeleteRequest(_Request, frozen=True):
     timeout: Timeout
 
 
+class OwnRequest(_Request, frozen=True):
+    """To be deleted when the worker is gone."""
+
+    call: Number
+    refs: Refs
+
+
 class ReduceRequest(_Request, frozen=True):
     call: Number
     target: Ref
@@ -159,6 +166,7 @@ Request: TypeAlias = (
     | GetRequest
     | WaitRequest
     | DeleteRequest
+    | OwnRequest
     | ReduceRequest
     | ContributorsRequest
     | DescribeRequest

@@ -20,9 +20,11 @@ from hoplite_ucx.runtime.worker.async_api import AsyncCluster
 from hoplite_ucx.runtime.worker.calls import value_of
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
+    REJOIN_SECONDS,
     check_copy,
     check_out,
     check_outs,
+    check_seconds,
     check_timeout,
     list_of_refs,
     list_of_values,
@@ -75,6 +77,18 @@ class Cluster:
     @property
     def is_open(self) -> bool:
         return self._of.attachment is not None
+
+    def rejoin(self, *, timeout: float = REJOIN_SECONDS, agent: str | None = None) -> None:
+        """After this host's agent has ended and another was started: go on with the new one, in the same cluster.
+
+        Does nothing while the agent answers. Waits up to `timeout` seconds for another; `agent` names it where several
+        of the cluster run here. What only the old agent held is lost; arrays that came from `get` stay valid. Any
+        thread may call it, and several at the same time. A put in the old store that was under way must be made again.
+
+        Raises `ClosedError` if no agent comes in time, or the cluster itself is over, and `InvalidRequestError` for a
+        private cluster, which ends with its agent.
+        """
+        self._of.renew(check_seconds(timeout), agent)
 
     def close(self) -> None:
         """Leave the cluster; a private one ends. Arrays that came from `get` stay valid. Harmless if it is closed."""
@@ -256,6 +270,14 @@ class Cluster:
         `timeout` is for the directory's answer, which has 0.75 s at least: `timeout=0` deletes too.
         """
         self._of.client.carry_out(calls.delete(refs, timeout))
+
+    def own(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
+        """Have these objects deleted when this process leaves the cluster or ends, however it ends.
+
+        The host's agent does it, so that a kill -9 leaves nothing behind. The refs may be put later, and by others. If
+        the agent itself is killed, copies on other hosts stay.
+        """
+        self._of.client.carry_out(calls.own(refs, timeout))
 
     # --- reduce -------------------------------------------------------------------------------------------------
 

@@ -24,9 +24,11 @@ from hoplite_ucx.runtime.worker import calls, loop_calls, scopes
 from hoplite_ucx.runtime.worker.calls import value_of
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
+    REJOIN_SECONDS,
     check_copy,
     check_out,
     check_outs,
+    check_seconds,
     check_timeout,
     list_of_refs,
     list_of_values,
@@ -71,6 +73,10 @@ class AsyncCluster:
     @property
     def is_open(self) -> bool:
         return self._of.attachment is not None
+
+    async def rejoin(self, *, timeout: float = REJOIN_SECONDS, agent: str | None = None) -> None:
+        """See `Cluster.rejoin`."""
+        await in_thread(partial(self._of.renew, check_seconds(timeout), agent))
 
     async def close(self) -> None:
         """See `Cluster.close`."""
@@ -210,6 +216,10 @@ class AsyncCluster:
     async def delete(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """See `Cluster.delete`."""
         await self._here().carry_out(calls.delete(refs, timeout))
+
+    async def own(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
+        """See `Cluster.own`."""
+        await self._here().carry_out(calls.own(refs, timeout))
 
     # --- reduce ------------------------------------------------------------------------------------------------
 

@@ -119,6 +119,13 @@ def _deletion(names: tuple[bytes, ...], timeout: float | None) -> Question:
     return Question(lambda call, left: wire.DeleteRequest(call, names, left), timeout)
 
 
+def own(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Steps[None]:
+    seconds = check_timeout(timeout)
+    given = [refs] if isinstance(refs, ObjectRef) else list_of_refs(refs, most=wire.MAX_REFS)
+    names = tuple(ref.binary for ref in given)
+    yield Question(lambda call, _: wire.OwnRequest(call, names), seconds)
+
+
 def reduce(
     refs: Sequence[ObjectRef],
     op: str,

@@ -16,6 +16,9 @@ from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
 DEFAULT_TIMEOUT = 300.0
 """Seconds, for every call that is given none."""
 
+REJOIN_SECONDS = 20.0
+"""An agent that is started again is there long before, also on a busy machine."""
+
 
 def invalid(detail: str, remedy: str) -> HopliteError:
     return Failure(FailureKind.INVALID, detail, remedy).exception()
@@ -80,6 +83,14 @@ def check_timeout(timeout: object) -> float | None:
     raise invalid(f"timeout must be a number of seconds from 0 on, or None, not {timeout!r}", "correct it")
 
 
+def check_seconds(timeout: object) -> float:
+    """A timeout that must have an end."""
+    seconds = check_timeout(timeout)
+    if seconds is None:
+        raise invalid("this timeout cannot be None", "give a number of seconds")
+    return seconds
+
+
 def check_count(count: object, available: int, what: str) -> int:
     if not is_whole(count) or not 1 <= (number := int(count)) <= available:
         raise invalid(
@@ -100,6 +111,20 @@ def _is_number(number: object) -> TypeGuard[float]:
 def check_text(name: str, value: object, remedy: str) -> None:
     if value is not None and (not isinstance(value, str) or not value):
         raise invalid(f"{name} must be a string, not {_text_shown(name, value)}", remedy)
+
+
+def check_token(token: object) -> bytes | None:
+    """As it is sent: what a variable of the environment could hold, too."""
+    check_text("token", token, "give the cluster's secret")
+    if not isinstance(token, str):
+        return None
+    try:
+        secret = os.fsencode(token.strip())
+    except UnicodeEncodeError:
+        secret = b""
+    if not secret or b"\0" in secret:
+        raise invalid("the token is blank, or cannot be held by an environment variable", "give the cluster's secret")
+    return secret
 
 
 def _text_shown(name: str, value: object) -> str:

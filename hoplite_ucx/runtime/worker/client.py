@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.errors import ClosedError, Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.objects.kernels import Bytes
@@ -36,6 +36,7 @@ knows, and waits that long for the answer."""
 LONGEST_POLL = 300.0
 """A get that asks once does not wait for a producer; what is there is fetched, within this time."""
 _DIRECTORY_SECONDS = 5.0
+_PING_SECONDS = 5.0
 _MANY_RELEASES = 64
 """With so many, the agent is asked whether it has heard of them; fewer wait for the reply to the next call."""
 AT_ONCE = 128
@@ -202,6 +203,15 @@ class Client:
         reply = self._ask(lambda call, _: wire.StatusRequest(call, history), timeout)
         assert isinstance(reply, wire.Report)
         return reply.status
+
+    def is_answered(self) -> bool:
+        """Whether the agent is there. One that is stopped is a `GetTimeoutError`."""
+        try:
+            self._ask(lambda call, _: wire.Ping(call), _PING_SECONDS)
+        except ClosedError:
+            self.check_open()
+            return False
+        return True
 
     # --- connections -------------------------------------------------------------------------------------------
 

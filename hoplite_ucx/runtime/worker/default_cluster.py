@@ -10,7 +10,7 @@ from hoplite_ucx.runtime.launch import cluster as clusters
 from hoplite_ucx.runtime.launch.cluster import Attachment
 from hoplite_ucx.runtime.launch.tokens import read_token_file
 from hoplite_ucx.runtime.worker.api import Cluster
-from hoplite_ucx.runtime.worker.checks import check_memory, check_path, check_text, invalid
+from hoplite_ucx.runtime.worker.checks import check_memory, check_path, check_text, check_token, invalid
 from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.membership import Membership
 from hoplite_ucx.transports import configuration
@@ -134,21 +134,11 @@ def _way_to(
 
 
 def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> bytes | None:
-    check_text("token", token, "give the cluster's secret")
+    secret = check_token(token)
     path = check_path("token_file", token_file)
-    if token is not None and path is not None:
+    if secret is not None and path is not None:
         raise invalid("token= and token_file= cannot both be given", "give one of them")
-    if path is not None:
-        return read_token_file(Path(path))
-    if token is None:
-        return None
-    try:
-        secret = os.fsencode(token.strip())
-    except UnicodeEncodeError:
-        secret = b""
-    if not secret or b"\0" in secret:
-        raise invalid("the token is blank, or cannot be held by an environment variable", "give the cluster's secret")
-    return secret
+    return secret if path is None else read_token_file(Path(path))
 
 
 def _variables(config: str | os.PathLike[str] | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from hoplite_ucx.errors import ClosedError
-from hoplite_ucx.runtime.launch.cluster import Attachment
+from hoplite_ucx.runtime.launch.cluster import Attachment, join
 from hoplite_ucx.runtime.worker.checks import invalid
 from hoplite_ucx.runtime.worker.client import Client, closed, forked
 
@@ -46,6 +46,21 @@ class Membership:
             _open.discard(self)
             if attachment is not None:
                 attachment.close()
+
+    def renew(self, seconds: float, agent: str | None) -> None:
+        """Go on with another agent of the cluster, if the one that was used is gone."""
+        old = self.attachment
+        client = self.client  # or the error that there is none
+        if old is None or client.is_answered():
+            return
+        if old.children:
+            raise invalid("this private cluster has ended with its agent", "call shutdown() and init() again")
+        greeting = client.greeting
+        new = join(greeting.directory, agent, seconds=seconds, cluster=greeting.cluster)
+        with self._lock:
+            if self._attachment is old:
+                self._attachment, new = new, old
+        new.close()  # which is the old one, unless somebody else was first
 
     @property
     def attachment(self) -> Attachment | None:
