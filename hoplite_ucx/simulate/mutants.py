@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from hoplite_ucx.protocol import Directory, NodeState
-from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
-from hoplite_ucx.protocol.directory.reduce.slots import Slot
+from hoplite_ucx.protocol.directory.records import Reduction, Slot
+from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.ids import CallId, NodeId, Version
 from hoplite_ucx.protocol.messages import Eviction, ObjectState, Polled
@@ -118,51 +118,51 @@ class _NeverAsks(NodeState):
         self.calls._poll = answer_alone  # type: ignore[method-assign]
 
 
-class _CountsTwice(Reduction):
+class _CountsTwice(Reductions):
     """Takes its first source once more with the last."""
 
-    def _add_group(self, refs: list[bytes], node: NodeId, last: bool) -> None:
+    def _add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
         if last:
-            refs = [*refs, next(iter(self.chosen))]
-        super()._add_group(refs, node, last)
+            refs = [*refs, next(iter(reduction.chosen))]
+        super()._add_group(reduction, refs, node, last)
 
 
-class _KeepsVersions(Reduction):
+class _KeepsVersions(Reductions):
     """Replaces a source without telling those above that their bytes are others now."""
 
-    def _renew(self, slot: Slot) -> None:
-        self._end_output(slot)
+    def _renew(self, reduction: Reduction, slot: Slot) -> None:
+        self._end_output(reduction, slot)
 
 
-class _ReplacesInOneStripe(Reduction):
+class _ReplacesInOneStripe(Reductions):
     """Takes another source in one stripe, and leaves the lost one in the others."""
 
-    def _slots_with(self, part: bytes) -> list[Slot]:
-        return super()._slots_with(part)[:1]
+    def _slots_with(self, reduction: Reduction, part: bytes) -> list[Slot]:
+        return super()._slots_with(reduction, part)[:1]
 
 
-class _BeginsTooFar(Reduction):
+class _BeginsTooFar(Reductions):
     """Lets who takes a slot over begin beyond what those who pull from it have."""
 
-    def _lowest_needed(self, slot: Slot) -> int:
-        lowest = super()._lowest_needed(slot)
-        return min(lowest + lowest // 2, self._size)
+    def _lowest_needed(self, reduction: Reduction, slot: Slot) -> int:
+        lowest = super()._lowest_needed(reduction, slot)
+        return min(lowest + lowest // 2, reduction.size)
 
-    def beginning_lacks(self, slot: Slot) -> None:
+    def beginning_lacks(self, reduction: Reduction, slot: Slot) -> None:
         """Nor is that put right."""
 
 
-class _SealsEarly(Reduction):
+class _SealsEarly(Reductions):
     """Decides a result while a source of it may still become another version."""
 
-    def _seal_if_decided(self) -> None:
-        root = self.root
+    def _seal_if_decided(self, reduction: Reduction) -> None:
+        root = reduction.root
         if root is not None and root.bound:
-            self._seal()
+            self._seal(reduction)
 
 
-def _with_reduction(reduction: type[Reduction]) -> type[VirtualCluster]:
-    directory = type("MutantDirectory", (Directory,), {"reduction_type": reduction})
+def _with_reductions(reductions: type[Reductions]) -> type[VirtualCluster]:
+    directory = type("MutantDirectory", (Directory,), {"reductions_type": reductions})
     return type("MutantCluster", (VirtualCluster,), {"directory_machine": directory})
 
 
@@ -193,9 +193,9 @@ MUTANTS: dict[str, Mutant] = {
     "recycles-early": Mutant(lambda: _with_node(_RecyclesEarly), Ambush.TRANSFER),
     "gives-out-undecided": Mutant(lambda: _with_node(_TakesTargetsForSealed)),
     "never-asks": Mutant(lambda: _with_node(_NeverAsks)),
-    "counts-a-source-twice": Mutant(lambda: _with_reduction(_CountsTwice)),
-    "keeps-versions": Mutant(lambda: _with_reduction(_KeepsVersions)),
-    "seals-early": Mutant(lambda: _with_reduction(_SealsEarly)),
-    "replaces-in-one-stripe": Mutant(lambda: _with_reduction(_ReplacesInOneStripe), Ambush.STRIPE),
-    "begins-too-far": Mutant(lambda: _with_reduction(_BeginsTooFar), Ambush.SLOT),
+    "counts-a-source-twice": Mutant(lambda: _with_reductions(_CountsTwice)),
+    "keeps-versions": Mutant(lambda: _with_reductions(_KeepsVersions)),
+    "seals-early": Mutant(lambda: _with_reductions(_SealsEarly)),
+    "replaces-in-one-stripe": Mutant(lambda: _with_reductions(_ReplacesInOneStripe), Ambush.STRIPE),
+    "begins-too-far": Mutant(lambda: _with_reductions(_BeginsTooFar), Ambush.SLOT),
 }

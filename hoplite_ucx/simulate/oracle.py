@@ -8,7 +8,7 @@ and after everything was deleted nothing is left: no stream, no timer, no pin, n
 
 from collections.abc import Callable
 
-from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
+from hoplite_ucx.protocol.directory.records import Reduction
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     CallFailed,
@@ -157,7 +157,7 @@ class Oracle:
     def _judge_loss(self, ref: bytes) -> None:
         members = self._cluster.directory.machine.members
         record = self._cluster.directory.machine.records.get(ref)
-        if self._cluster.directory.machine.objects.is_deleted(ref):
+        if self._cluster.directory.machine.table.is_deleted(ref):
             return  # its sources were deleted a moment before it was
         if record is not None and record.reduction is not None:
             self._judge_shortage(record.reduction)
@@ -193,8 +193,8 @@ class Oracle:
             alive += made or held or never_put
         _require(
             alive < reduction.spec.count or bool(self._evicted) or bool(self._deleted),
-            f"{short(reduction.record.ref)} was given up with {alive} of {reduction.spec.count} sources alive",
-            reduction.record.ref,
+            f"{short(reduction.target)} was given up with {alive} of {reduction.spec.count} sources alive",
+            reduction.target,
         )
 
     def _is_member(self, node: VirtualNode) -> bool:

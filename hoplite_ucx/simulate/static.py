@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hoplite_ucx.protocol import Directory
-from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
+from hoplite_ucx.protocol.directory.records import Reduction
+from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.placement import Plan
@@ -91,7 +92,7 @@ def reducing_directory(degree: int) -> type[Directory]:
     """A directory whose reductions are all laid with this degree."""
 
     class StaticDirectory(Directory):
-        reduction_type = _reduction(degree)
+        reductions_type = _reductions(degree)
 
     return StaticDirectory
 
@@ -105,17 +106,17 @@ def reducing_cluster(degree: int) -> type[VirtualCluster]:
     return StaticCluster
 
 
-def _reduction(degree: int) -> type[Reduction]:
-    class StaticReduction(Reduction):
-        def _fits(self, ref: bytes) -> bool:
-            fits = super()._fits(ref)
-            self._degree = degree
+def _reductions(degree: int) -> type[Reductions]:
+    class StaticReductions(Reductions):
+        def _fits(self, reduction: Reduction, ref: bytes) -> bool:
+            fits = super()._fits(reduction, ref)
+            reduction.degree = degree
             return fits
 
-        def _choose_stripes(self) -> int:
+        def _choose_stripes(self, _: Reduction) -> int:
             return 1
 
-    return StaticReduction
+    return StaticReductions
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def allreducing_cluster(scheme: StaticAllreduce, *, at_once: bool) -> type[Virtu
     spreading = _broadcast(scheme.tree, at_once=at_once)
 
     class StaticDirectory(Directory):
-        reduction_type = _reduction(scheme.degree)
+        reductions_type = _reductions(scheme.degree)
         broadcast_type = spreading
 
     class StaticCluster(VirtualCluster):
@@ -154,12 +155,12 @@ def allreducing_cluster(scheme: StaticAllreduce, *, at_once: bool) -> type[Virtu
 
 
 def _striping_cluster() -> type[VirtualCluster]:
-    class StripingReduction(Reduction):
-        def _choose_stripes(self) -> int:
-            return self.spec.count
+    class StripingReductions(Reductions):
+        def _choose_stripes(self, reduction: Reduction) -> int:
+            return reduction.spec.count
 
     class StripingDirectory(Directory):
-        reduction_type = StripingReduction
+        reductions_type = StripingReductions
 
     class StripingCluster(VirtualCluster):
         directory_machine = StripingDirectory

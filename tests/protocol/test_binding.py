@@ -333,7 +333,7 @@ def test_a_getter_that_turns_out_to_be_complete_seals_the_target() -> None:
         assert d.heard_all(Sealed, "E") == []
         host = next(name for name, node in d.ids.items() if node == slot.host.node)
         for part in slot.parts:
-            d.tell(host, Consumed(d.directory.objects.version_of(part), slot.ref))
+            d.tell(host, Consumed(d.directory.table.version_of(part), slot.ref))
         d.tell(host, Completed(root.version))
     assert sealed_in(d.heard("E")) == [root.version]
     assert d["E"] in d.broadcast(TARGET).copies

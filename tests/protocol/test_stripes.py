@@ -7,8 +7,8 @@ import pytest
 
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import choose_stripes
-from hoplite_ucx.protocol.directory.reduce.stripes import cuts
 from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.spread.stripes import cuts
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import (
     Allocate,
@@ -88,7 +88,7 @@ class Allreduce(DirectoryDriver):
             for name, bind in binds:
                 self.said[name].remove(bind)
                 self.taken.append(bind)
-                has = self.directory.objects.has_part
+                has = self.directory.table.has_part
                 missing = tuple(part for part in bind.parts if not has(part.ref, self[name]))
                 self.tell(name, Bound(bind.version, bind.number, missing))
 

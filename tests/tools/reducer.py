@@ -63,7 +63,7 @@ class Reducer(DirectoryDriver):
 
     def accept(self, name: str, bind: Bind) -> None:
         """The node takes the slot: what it has not itself must be sent to it."""
-        missing = [part for part in bind.parts if not self.directory.objects.has_part(part.ref, self[name])]
+        missing = [part for part in bind.parts if not self.directory.table.has_part(part.ref, self[name])]
         self.tell(name, Bound(bind.version, bind.number, tuple(missing)))
 
     def take(self, name: str) -> Bind:

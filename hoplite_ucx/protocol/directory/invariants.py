@@ -12,9 +12,7 @@ import math
 from collections.abc import Iterable
 
 from hoplite_ucx.protocol.directory.machine import Directory
-from hoplite_ucx.protocol.directory.objects import Record
-from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
-from hoplite_ucx.protocol.directory.reduce.slots import Slot
+from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver, State
 from hoplite_ucx.protocol.directory.tombstones import TIMER
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
@@ -44,8 +42,8 @@ def check_directory(directory: Directory) -> None:
     _check_chains(directory)
     _check_members(directory, streams)
     _check_timers(directory)
-    assert directory.objects.inline_total == inline, (
-        f"inline total {directory.objects.inline_total}, but {inline} bytes are inline"
+    assert directory.versions.inline_total == inline, (
+        f"inline total {directory.versions.inline_total}, but {inline} bytes are inline"
     )
     assert inline <= directory.settings.inline_total, f"{inline} inline bytes are over the limit"
     last = directory.world._number
@@ -81,7 +79,7 @@ def _check_record(directory: Directory, ref: bytes, record: Record) -> None:
     name, broadcast = short(ref), record.broadcast
     assert record.ref == ref, f"{name}: filed under the wrong ref"
     assert not record.idle(), f"{name}: nothing is known of it, and yet it is kept"
-    assert record.deleted == (ref in directory.objects.tombstones), f"{name}: deleted, or not, without its tombstone"
+    assert record.deleted == (ref in directory.table.tombstones), f"{name}: deleted, or not, without its tombstone"
     if record.deleted:
         _check_hidden(record)
         assert not {**record.waiting, **record.watchers}, f"{name}: deleted, and yet waited for"
@@ -97,7 +95,7 @@ def _check_record(directory: Directory, ref: bytes, record: Record) -> None:
         assert broadcast is not None, f"{name}: a put is deferred without a reason"
         assert not broadcast.complete(), f"{name}: a put is deferred although there is a complete copy"
     starving = broadcast is not None and broadcast.waits()
-    assert (ref in directory.objects.starving) == starving, f"{name}: starving is {not starving}, waits is {starving}"
+    assert (ref in directory.table.starving) == starving, f"{name}: starving is {not starving}, waits is {starving}"
     for node, member in record.nodes.items():
         assert directory.members.get(node) is member, f"{name}: {label(node)} is no member"
         assert ref in member.refs, f"{name}: {label(node)} does not list it"
@@ -311,23 +309,23 @@ def _check_slow(broadcast: Broadcast, pool: SenderPool) -> None:
 
 def _check_reduction(directory: Directory, reduction: Reduction, numbers: set[int]) -> None:
     """An undecided reduction: what it chose, the tree, the hosts, and that nothing is left undone."""
-    name, spec, chosen = short(reduction.record.ref), reduction.spec, reduction.chosen
+    name, spec, chosen = short(reduction.target), reduction.spec, reduction.chosen
     assert len(chosen) <= spec.count, f"{name}: {len(chosen)} sources are chosen, {spec.count} were asked for"
     foreign = chosen.keys() - set(spec.sources)
     assert not foreign, f"{name}: {_refs(foreign)} are chosen, and no sources of it"
     for ref in spec.sources:
         record = directory.records.get(ref)
-        consumer = record.consumers.get(reduction.record.ref) if record is not None else None
+        consumer = record.consumers.get(reduction.target) if record is not None else None
         assert consumer is reduction, f"{name}: its source {short(ref)} does not know of it"
-    host = reduction._inline_host
-    assert (host is None) == (reduction._inline_version is None), f"{name}: its inline host and version disagree"
+    host = reduction.inline_host
+    assert (host is None) == (reduction.inline_version is None), f"{name}: its inline host and version disagree"
     if host is not None:
         assert host in reduction.record.nodes, f"{name}: combined by {label(host)}, which is not involved"
     if reduction.failure is not None:
-        left = chosen or reduction.slots or reduction._terms or reduction._held or reduction.root or host
+        left = chosen or reduction.slots or reduction.terms or reduction.held or reduction.root or host
         assert not left, f"{name}: failed, and something of it is left"
         return
-    if reduction._all_inline():
+    if directory.reductions._all_inline(reduction):
         assert not reduction.slots, f"{name}: all its sources are inline, and yet it has slots"
         assert reduction.root is None, f"{name}: all its sources are inline, and yet it has a root"
     else:
@@ -346,12 +344,12 @@ def _check_reduction(directory: Directory, reduction: Reduction, numbers: set[in
 def _check_trees(name: str, reduction: Reduction) -> list[dict[bytes, Slot | None]]:
     """One tree, or one for every stripe, of the same sources, with a root that gathers them."""
     slots, root = reduction.slots, reduction.root
-    terms = [ref for ref, _ in reduction._terms]
-    terms += reduction._held[0] if reduction._held is not None else []
+    terms = [ref for ref, _ in reduction.terms]
+    terms += reduction.held[0] if reduction.held is not None else []
     full = len(reduction.chosen) == reduction.spec.count
     assert (root is not None) == full, f"{name}: has a root is {root is not None}, is full is {full}"
     if root is not None:
-        assert root.ref == reduction.record.ref, f"{name}: its root makes {short(root.ref)}"
+        assert root.ref == reduction.target, f"{name}: its root makes {short(root.ref)}"
         assert slots.get(root.ref) is root, f"{name}: its root is none of its slots"
         assert not terms, f"{name}: {_refs(terms)} do not go into its root"
     if root is None or not root.gathers:
@@ -366,7 +364,7 @@ def _check_trees(name: str, reduction: Reduction) -> list[dict[bytes, Slot | Non
         end += top.cut[1]
         stripe = {ref: slot for ref, slot in slots.items() if slot.cut == top.cut}
         trees.append(_check_tree(name, reduction.chosen.keys(), stripe, top, []))
-    assert end == reduction._size, f"{name}: its stripes end at {end} of {reduction._size}"
+    assert end == reduction.size, f"{name}: its stripes end at {end} of {reduction.size}"
     total = 1 + sum(slot.cut is not None for slot in slots.values())
     assert total == len(slots), f"{name}: {len(slots) - total} slots are in no stripe"
     return trees
@@ -421,7 +419,8 @@ def _check_slot(directory: Directory, name: str, ref: bytes, slot: Slot, reducti
     if slot.lacking is not None:
         assert host is not None, f"{what} is taken by nobody"
         assert not slot.bound, f"{what} is bound, and yet it waits for what is below it"
-        assert not reduction.is_bound_below(slot), f"{what} is taken, all below it is bound, and it is not"
+        due = directory.reductions.is_bound_below(reduction, slot)
+        assert not due, f"{what} is taken, all below it is bound, and it is not"
     assert slot.lacks in (0, slot.start), f"{what} begins at {slot.start}, and lacks what is below {slot.lacks}"
     assert slot is not reduction.root or not slot.lacks, f"{what} is the root, and nobody makes its first bytes"
     if broadcast is not None and broadcast.producer is not None:
@@ -445,7 +444,7 @@ def _check_slot(directory: Directory, name: str, ref: bytes, slot: Slot, reducti
 
 def _check_nothing_held(directory: Directory, what: str, slot: Slot) -> None:
     """While nobody has room for a slot, nobody holds memory for those above it that wait for it."""
-    if slot.homeless_since is None or directory.objects.has_copy(slot.ref):
+    if slot.homeless_since is None or directory.table.has_copy(slot.ref):
         return
     above = slot.parent
     while above is not None:
@@ -483,35 +482,36 @@ def _check_nothing_undone(
     changed = [
         ref
         for ref in chosen
-        if not (_is_available(directory, reduction, ref) or all(_is_in(reduction, homes, ref) for homes in trees))
+        if not _is_available(directory, reduction, ref)
+        and not all(_is_in(directory, reduction, homes, ref) for homes in trees)
     ]
-    gone = [ref for ref in changed if not reduction.may_come(ref)]
+    gone = [ref for ref in changed if not directory.reductions.may_come(reduction, ref)]
     spare = next((ref for ref in spec.sources if ref not in chosen and _can_be_chosen(directory, ref)), None)
     if spare is not None:
         assert len(chosen) == spec.count, f"{name}: {short(spare)} is ready, and was not chosen"
         assert not gone, f"{name}: {_refs(gone)} are gone, and {short(spare)} could replace them"
     for ref in changed:
-        assert not directory.objects.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
+        assert not directory.table.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
     # With too few sources left it waits for those who may turn out to have the target, and binds nothing.
-    for slot in _needed(reduction) if reduction._could_finish() else ():
+    for slot in _needed(directory, reduction) if directory.reductions._could_finish(reduction) else ():
         broadcast = directory.records[slot.ref].broadcast
         if slot.host is not None or (broadcast is not None and not broadcast.is_lost()):
             continue  # it is on its way, it has a copy, or those who pull from it have yet to report
         if all(_may_be_pulled(directory, reduction, slot, part) for part in slot.parts):
-            looked_for = ("reduce", reduction.record.ref) in directory.world.timers
+            looked_for = ("reduce", reduction.target) in directory.world.timers
             assert looked_for, f"{name}: slot {short(slot.ref)} could be bound, and nobody does"
-    if root is not None and directory.objects.has_copy(root.ref):
-        undecided = any(directory.objects.is_undecided(ref) for ref in chosen)
-        makers = [reduction.slots[ref] for ref in root.parts] if root.gathers else [root]
+    if root is not None and directory.table.has_copy(root.ref):
+        undecided = any(directory.table.is_undecided(ref) for ref in chosen)
+        makers = reduction.makers(root)
         at_work = any(
-            slot.host is not None and not directory.objects.has_part(slot.ref, slot.host.node, complete=True)
+            slot.host is not None and not directory.table.has_part(slot.ref, slot.host.node, complete=True)
             for slot in makers
         )
         assert undecided or at_work, f"{name}: complete and decided, and yet not sealed"
 
 
 def _can_be_chosen(directory: Directory, ref: bytes) -> bool:
-    return directory.objects.is_ready(ref) and not directory.objects.is_deleted(ref)
+    return directory.table.is_ready(ref) and not directory.table.is_deleted(ref)
 
 
 def _may_be_pulled(directory: Directory, reduction: Reduction, slot: Slot, part: bytes) -> bool:
@@ -527,27 +527,26 @@ def _may_be_pulled(directory: Directory, reduction: Reduction, slot: Slot, part:
 def _is_available(directory: Directory, reduction: Reduction, part: bytes) -> bool:
     """Whether the part grows, in the version that was chosen."""
     if part in reduction.slots:
-        return reduction.slots[part].bound or directory.objects.has_copy(part)
-    return directory.objects.is_ready(part) and directory.objects.version_of(part) == reduction.chosen.get(part)
+        return reduction.slots[part].bound or directory.table.has_copy(part)
+    return directory.table.is_ready(part) and directory.table.version_of(part) == reduction.chosen.get(part)
 
 
-def _is_in(reduction: Reduction, homes: dict[bytes, Slot | None], ref: bytes) -> bool:
+def _is_in(directory: Directory, reduction: Reduction, homes: dict[bytes, Slot | None], ref: bytes) -> bool:
     """Whether the bytes of a source are in a slot that has them, or in what was made of that slot."""
     part, slot = ref, homes[ref]
     while slot is not None:
-        taken = slot.bound and part in slot.consumed and reduction.is_above(slot, slot.lacks)
-        if taken or reduction._objects.has_copy(slot.ref):
+        taken = slot.bound and part in slot.consumed and directory.reductions.is_above(reduction, slot, slot.lacks)
+        if taken or directory.table.has_copy(slot.ref):
             return True
         part, slot = slot.ref, slot.parent
     return False
 
 
-def _needed(reduction: Reduction) -> list[Slot]:
+def _needed(directory: Directory, reduction: Reduction) -> list[Slot]:
     """The slots whose output is still needed: the tops, and below them whatever was not consumed."""
-    slots = reduction.slots
-    found = [reduction.root] if reduction.root is not None else [slots[t] for t, _ in reduction._terms if t in slots]
+    found, has_taken = reduction.tops(), directory.reductions.has_taken
     for slot in found:
-        found.extend(slots[part] for part in slot.parts if part in slots and not reduction.has_taken(slot, part))
+        found.extend(below for below in reduction.below(slot) if not has_taken(reduction, slot, below.ref))
     return found
 
 
@@ -604,7 +603,7 @@ def _check_timers(directory: Directory) -> None:
     timers = directory.world.timers
     assert ("recover" in timers) == directory.world.recovering, "the recovery never ends, or has no end"
     assert not len(directory.members) or "sweep" in timers, "nobody looks whether the members are alive"
-    assert (TIMER in timers) == bool(directory.objects.tombstones), "tombstones never expire, or there are none"
+    assert (TIMER in timers) == bool(directory.table.tombstones), "tombstones never expire, or there are none"
     for key in timers:
         match key:
             case ("probe", int() as node):

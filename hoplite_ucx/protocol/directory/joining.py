@@ -8,16 +8,20 @@ to drop the rest. The calls that it repeats are for the handlers of the `Directo
 from collections.abc import Container
 
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.directory.objects import Objects
+from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.recovery import Recovery
+from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.ids import Version, receiver_key
 from hoplite_ucx.protocol.messages import Drop, Join, Sealed, SlotReport
 
 
 class Joining:
-    def __init__(self, objects: Objects, recovery: Recovery) -> None:
+    def __init__(self, table: Table, objects: Objects, recovery: Recovery) -> None:
+        self._table = table
         self._objects = objects
-        self._world = objects.world
+        self._reductions = objects.reductions
+        self._world = table.world
         self._recovery = recovery
 
     def reconcile(self, member: Member, join: Join) -> list[Record]:
@@ -28,11 +32,12 @@ class Joining:
         received = {(partial.version, receiver_key(node, partial.into)) for partial in join.partials}
         offered = {(node, put.call) for put in join.puts}
         slots = {report.bind.version: report for report in join.slots}
-        known = [self._objects.records[ref] for ref in member.refs]
+        known = [self._table.records[ref] for ref in member.refs]
         for record in known:
             record.forget_calls(node)
             if record.reduction is not None:
-                record.reduction.node_lost(node)  # what it was asked to combine may not have reached it
+                # What it was asked to combine may not have reached it.
+                self._reductions.node_lost(record.reduction, node)
             broadcast = record.broadcast
             if broadcast is None:
                 continue
@@ -48,32 +53,32 @@ class Joining:
             self._recovery.hear(member, join)
         self._reconcile_slots(member, slots, known, held)
         for version in (copy.version for copy in join.copies):  # all of them, before one of them decides anything
-            record_of = self._objects.records.get(version.ref)
+            record_of = self._table.records.get(version.ref)
             current = record_of.broadcast if record_of is not None and not record_of.deleted else None
             if record_of is not None and current is not None and current.version == version:
-                self._objects.involve(record_of, member)
+                self._table.involve(record_of, member)
                 current.add_copy(member)
         for copy in join.copies:
             self._objects.completed(member, copy.version, joining=True)
         for partial in join.partials:
             if partial.into and not self._runs_slot(member, partial.into):
                 continue  # it was told to drop the slot
-            broadcast = self._objects.current(member, partial.version)
-            if broadcast is not None and self._objects.is_deleted(partial.version.ref) and not partial.into:
+            broadcast = self._table.current(member, partial.version)
+            if broadcast is not None and self._table.is_deleted(partial.version.ref) and not partial.into:
                 self._world.send(member.node, Drop(partial.version))  # only reductions that chose it still use it
             elif broadcast is not None and partial.watermark > broadcast.size:
                 self._world.blame(member.node, partial.version.ref, f"watermark {partial.watermark} is beyond its size")
             elif broadcast is not None:
-                self._objects.involve(self._objects.records[partial.version.ref], member)
+                self._table.involve(self._table.records[partial.version.ref], member)
                 broadcast.readmit(member, partial, survivor=survivor)
         for version in [*held, *(partial.version for partial in join.partials)]:
-            record_of = self._objects.records.get(version.ref)
+            record_of = self._table.records.get(version.ref)
             if record_of is not None and record_of.broadcast is not None and record_of.decided == version:
                 self._world.send(node, Sealed(version, record_of.broadcast.origin))  # the first may have been lost
         for producing in join.producing:
             self._readmit_producer(member, producing.version)
         for ref in member.refs:
-            linked = self._objects.records[ref].broadcast
+            linked = self._table.records[ref].broadcast
             if linked is not None:
                 linked.link_adopted()
                 if not self._world.recovering:
@@ -91,11 +96,11 @@ class Joining:
                 continue
             report = reports.pop(slot.version, None)
             if report is not None and report.bind.number == slot.number:
-                reduction.resumed(slot, {version.ref for version in report.missing})
+                self._reductions.resumed(reduction, slot, {version.ref for version in report.missing})
             else:
-                reduction.host_lost(slot)
+                self._reductions.host_lost(slot)
         for version in reports:
-            record_of = self._objects.records.get(version.ref)
+            record_of = self._table.records.get(version.ref)
             if self._recovery.runs_slot(member, version.ref):
                 continue
             current = record_of.broadcast if record_of is not None else None
@@ -104,13 +109,13 @@ class Joining:
                 self._world.send(member.node, Drop(version))
 
     def _runs_slot(self, member: Member, ref: bytes) -> bool:
-        record = self._objects.records.get(ref)
+        record = self._table.records.get(ref)
         slot = record.slot if record is not None else None
         return self._recovery.runs_slot(member, ref) or (slot is not None and slot.bound and slot.host is member)
 
     def _readmit_producer(self, member: Member, version: Version) -> None:
         """A node that was taken for dead in the middle of a put goes on with it, if it is still needed."""
-        broadcast = self._objects.current(member, version)
+        broadcast = self._table.current(member, version)
         if broadcast is None or broadcast.producer == member.node:
             return
         if broadcast.producer is not None or not broadcast.sealed or broadcast.inline is not None:
@@ -118,5 +123,5 @@ class Joining:
             return
         # It goes on even if others have it all by now: its last bytes, and that it has them, may be on their way to us.
         broadcast.forget(member.node)
-        self._objects.involve(self._objects.records[version.ref], member)
+        self._table.involve(self._table.records[version.ref], member)
         broadcast.produce(member)

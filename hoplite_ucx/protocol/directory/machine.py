@@ -1,7 +1,8 @@
 """The `Directory` machine: one entry point, one handler per message, and the members' coming and going.
 
-What is known of refs is in `objects`, how a node's announcements are made to fit it in `joining`, how one object is
-spread in `broadcast` and how one is made of others in `reduction`. Here messages are checked and handed on.
+What is known of refs is in `records` and `table`, what becomes of them in `objects`, how a node's announcements are
+made to fit it in `joining`, how one object is spread in `spread/` and how one is made of others in `reduce/`. Here
+messages are checked and handed on.
 
 Handlers change state only after they have checked their message; what cannot be handled is answered with
 `Rejected` and changes nothing.
@@ -13,12 +14,16 @@ from typing import Any
 from hoplite_ucx.protocol.directory import tombstones
 from hoplite_ucx.protocol.directory.joining import Joining
 from hoplite_ucx.protocol.directory.members import Member, Members
-from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.directory.objects import Objects
+from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.recovery import Recovery
-from hoplite_ucx.protocol.directory.reduce import stripes
-from hoplite_ucx.protocol.directory.reduce.reduction import Reduction
+from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.refusals import deleted, invalid, refuse_reduce
+from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.spread.placing import place, place_again, place_starving
+from hoplite_ucx.protocol.directory.table import Table
+from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.directory.world import Difference, World, any_difference
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
@@ -88,7 +93,7 @@ class Directory:
     incarnation: int
     cluster: str
     broadcast_type: type[Broadcast] = Broadcast
-    reduction_type: type[Reduction] = Reduction
+    reductions_type: type[Reductions] = Reductions
 
     def __init__(
         self,
@@ -102,10 +107,13 @@ class Directory:
         self.settings = settings or Settings()
         self.world = World(self.settings, incarnation, difference)
         self.members = Members(self.world)
-        self.objects = Objects(self.world, self.members, self.broadcast_type)
-        self.records = self.objects.records
-        self._recovery = Recovery(self.objects)
-        self._joining = Joining(self.objects, self._recovery)
+        self.table = Table(self.world, self.members)
+        self.records = self.table.records
+        self.versions = Versions(self.table, self.broadcast_type)
+        self.objects = Objects(self.table, self.versions, self.reductions_type)
+        self.reductions = self.objects.reductions
+        self._recovery = Recovery(self.table, self.versions, self.objects)
+        self._joining = Joining(self.table, self.objects, self._recovery)
         self._sweep_due = 0.0
         self._handlers: dict[type, Callable[[Member, Any], None]] = {
             Leave: self._on_leave,
@@ -152,9 +160,9 @@ class Directory:
                     self._declare_dead(member, "its port refused a connection")
             case Tick():
                 self._on_tick()
-        self.objects.settle_all()
+        self.objects.settle_marked()
         if self.world.take_supply_change():
-            self.objects.place_starving()
+            place_starving(self.table)
         return self.world.take_effects()
 
     def look(self, ref: bytes) -> Answer:
@@ -279,12 +287,12 @@ class Directory:
                 case ("probe", int() as node):
                     self.members.ask_again(node)
                 case ("place", bytes() as ref):
-                    self.objects.place_again(self.records[ref])
+                    place_again(self.table, self.records[ref])
                 case tombstones.TIMER:
                     self.objects.forget_tombstones()
                 case ("reduce", bytes() as ref):
                     if (reduction := self.records[ref].reduction) is not None:
-                        reduction.review()
+                        self.reductions.review(reduction)
 
     def _sweep(self) -> None:
         now = self.world.now
@@ -308,7 +316,7 @@ class Directory:
                 self.objects.offer_deferred(record)
         for record in list(self.records.values()):
             if record.reduction is not None and record.reduction.record is record:
-                record.reduction.review()
+                self.reductions.review(record.reduction)
         for node, delete in recovery.deletes:
             if (asker := self.members.get(node)) is not None:
                 self._on_delete(asker, delete)
@@ -342,12 +350,12 @@ class Directory:
             if record.broadcast is not None:
                 record.broadcast.forget_node(node)
             if record.slot is not None and record.reduction is not None and record.slot.host is member:
-                record.reduction.host_lost(record.slot)
+                self.reductions.host_lost(record.slot)
         self.members.remove(member, fence=fence)
         self._recovery.forget(member)
         for record in touched:
             if record.reduction is not None:
-                record.reduction.node_lost(node)
+                self.reductions.node_lost(record.reduction, node)
         for record in touched:
             self.objects.settle(record)
 
@@ -360,21 +368,21 @@ class Directory:
         self.objects.completed(member, completed.version)
 
     def _on_aborted(self, member: Member, aborted: Aborted) -> None:
-        broadcast = self.objects.current(member, aborted.version)
+        broadcast = self.table.current(member, aborted.version)
         if broadcast is not None:
             broadcast.aborted = broadcast.producer == member.node
             broadcast.remove(member.node)
             self.objects.settle(self.records[aborted.version.ref])
 
     def _on_want(self, member: Member, want: Want) -> None:
-        record = self.objects.record(want.ref)
+        record = self.table.record(want.ref)
         if record.deleted or self._recovery.is_buried(want.ref):
             self.world.send(member.node, Failed(want.ref, deleted(want.ref)))
             self.objects.settle(record)
             return
-        self.objects.involve(record, member)
+        self.table.involve(record, member)
         self.objects.serve(record, member)
-        self.objects.place(record)
+        place(self.table, record)
 
     def _on_unwant(self, member: Member, unwant: Unwant) -> None:
         record = self.records.get(unwant.ref)
@@ -386,7 +394,7 @@ class Directory:
         self.objects.settle(record)
 
     def _on_stream_failed(self, member: Member, failed: StreamFailed) -> None:
-        broadcast = self.objects.current(member, failed.version)
+        broadcast = self.table.current(member, failed.version)
         if broadcast is None:
             return
         if failed.watermark > broadcast.size:
@@ -397,13 +405,13 @@ class Directory:
         if sender is not None and failed.fault in (StreamFault.BROKEN, StreamFault.STALLED):
             self.members.suspect(sender, broke=failed.fault is StreamFault.BROKEN)
         if not failed.into:
-            stripes.leave(self.objects, broadcast, member, failed.number)
+            stripes.leave(self.table, broadcast, member, failed.number)
         key = receiver_key(member.node, failed.into)
         broadcast.failed(key, failed.number, failed.watermark, failed.fault, failed.wanted)
         self.objects.settle(self.records[failed.version.ref])
 
     def _on_halted(self, member: Member, halted: Halted) -> None:
-        broadcast = self.objects.current(member, halted.version)
+        broadcast = self.table.current(member, halted.version)
         if broadcast is None:
             return
         if halted.watermark > broadcast.size:
@@ -414,22 +422,22 @@ class Directory:
         self.objects.settle(self.records[halted.version.ref])
 
     def _on_declined(self, member: Member, declined: Declined) -> None:
-        broadcast = self.objects.current(member, declined.version)
+        broadcast = self.table.current(member, declined.version)
         if broadcast is None:
             return
         record = self.records[declined.version.ref]
         slot = record.slot
         if slot is not None and record.reduction is not None and slot.number == declined.number:
             if slot.host is member:
-                record.reduction.declined(slot)
+                self.reductions.declined(record.reduction, slot)
             return
         receiver = broadcast.receivers.get(member.node)
         if receiver is not None and receiver.number == declined.number:
             self.world.tell(declined.version.ref, "{} has no memory for it", label(member.node))
-            stripes.leave(self.objects, broadcast, member, declined.number)
+            stripes.leave(self.table, broadcast, member, declined.number)
             broadcast.remove(member.node)
             if slot is not None and record.reduction is not None:
-                record.reduction.assembler_declined(slot, member.node)
+                self.reductions.assembler_declined(record.reduction, slot, member.node)
             self.objects.settle(self.records[declined.version.ref])
 
     # --- wait, evict, delete -----------------------------------------------------------------------------------
@@ -444,12 +452,12 @@ class Directory:
     def _watch(self, member: Member, refs: tuple[bytes, ...]) -> None:
         ready = []
         for ref in refs:
-            if self.objects.state_of(ref) in _ANSWERED:
+            if self.table.state_of(ref) in _ANSWERED:
                 ready.append(ref)
             else:
-                record = self.objects.record(ref)
+                record = self.table.record(ref)
                 record.watchers[member.node] = member
-                self.objects.involve(record, member)
+                self.table.involve(record, member)
         if ready:
             self.world.send(member.node, Ready(tuple(ready)))
 
@@ -464,7 +472,7 @@ class Directory:
         broadcast = record.broadcast if record is not None else None
         if broadcast is None or broadcast.version != evict.version:
             answer = Eviction.GRANTED  # a version that is over
-        elif record is not None and stripes.is_used(self.objects, record, member.node):
+        elif record is not None and stripes.is_used(self.table, record, member.node):
             answer = Eviction.IN_USE
         else:
             answer = broadcast.evict(member.node)
@@ -486,9 +494,9 @@ class Directory:
         self.world.send(member.node, Deleted(delete.call))
 
     def _delete(self, ref: bytes, member: Member) -> None:
-        if self.objects.is_deleted(ref):
+        if self.table.is_deleted(ref):
             return
-        record = self.objects.record(ref)
+        record = self.table.record(ref)
         of_slot = record.reduction is not None and record.reduction.record is not record
         if of_slot or record.stripe_of is not None:
             return  # the output of a slot is nobody's to delete
@@ -500,32 +508,32 @@ class Directory:
         failure = deleted(record.ref)
         reduction = record.reduction
         if reduction is not None:
-            reduction.cancel()
-            self.objects.reduction_ended(reduction)
+            self.reductions.cancel(reduction)
+            self.reductions.ended(reduction)
         record.reduction = record.slot = record.spec = record.contributors = record.decided = None
-        self.objects.fail_askers(record, failure)
+        self.table.fail_askers(record, failure)
         told = [*record.waiting, *record.watchers]
         record.waiting.clear()
         record.watchers.clear()
         if record.pinned():
             self.objects.hide(record, failure, told)
         else:
-            self.objects.end_version(record, failure, also=told)
-        self.objects.source_changed(ref)
+            self.versions.end_version(record, failure, also=told)
+        self.reductions.source_changed(ref)
         self.objects.settle(record)
         self.world.stories.end(ref)
 
     # --- reduce ------------------------------------------------------------------------------------------------
 
     def _on_reduce(self, member: Member, reduce: Reduce) -> None:
-        failure = refuse_reduce(self.objects, reduce)
+        failure = refuse_reduce(self.table, reduce)
         self.world.send(member.node, Reduced(reduce.call, failure))
         if failure is not None:
             return
-        record = self.objects.record(reduce.target)
+        record = self.table.record(reduce.target)
         if record.reduction is not None:  # asked for before
             record.reduction.requesters[member.node] = None
-            record.reduction.retry()
+            self.reductions.retry(record.reduction)
         elif record.spec is not None and record.broadcast is not None:
             self.world.send(member.node, Over(reduce.target))  # only after a loss it is done again
         else:
@@ -534,10 +542,10 @@ class Directory:
     def _remember_reduction(self, member: Member, reduce: Reduce, *, survivor: bool) -> None:
         """A node still knows of a reduction. What this directory does not know of is decided, unless it is of an
         earlier one."""
-        record = self.objects.record(reduce.target)
+        record = self.table.record(reduce.target)
         if record.reduction is not None:
             record.reduction.requesters[member.node] = None
-        elif survivor and record.decided is None and refuse_reduce(self.objects, reduce) is None:
+        elif survivor and record.decided is None and refuse_reduce(self.table, reduce) is None:
             self._begin_reduction(record, member, reduce)
         else:
             self.world.send(member.node, Over(reduce.target))
@@ -546,19 +554,19 @@ class Directory:
     def _begin_reduction(self, record: Record, member: Member, reduce: Reduce) -> None:
         record.spec = reduce
         record.contributors = record.decided = None
-        record.reduction = self.reduction_type(self.objects, record, reduce, member.node)
+        record.reduction = self.reductions.begin(record, reduce, member.node)
         self.objects.offer_deferred(record)  # puts that came while nobody knew of it: they are refused
         self.world.tell(reduce.target, "{} of {} sources asked for", reduce.count, len(reduce.sources))
         for ref in reduce.sources:
-            self.objects.record(ref).consumers[reduce.target] = record.reduction
-        record.reduction.review()
+            self.table.record(ref).consumers[reduce.target] = record.reduction
+        self.reductions.review(record.reduction)
         self.objects.settle(record)
 
     def _on_ask(self, member: Member, ask: Ask) -> None:
         record = self.records.get(ask.ref)
         if self.world.recovering:
             self._recovery.asks.append((member.node, ask))
-        elif self.objects.is_deleted(ask.ref):
+        elif self.table.is_deleted(ask.ref):
             self.world.send(member.node, Contributors(ask.call, (), deleted(ask.ref)))
         elif record is None or record.spec is None:
             failure = invalid(ask.ref, "it is not the target of a reduction")
@@ -569,7 +577,7 @@ class Directory:
             self.world.send(member.node, Contributors(ask.call, (), record.reduction.failure))
         else:
             record.askers[(member.node, ask.call)] = None
-            self.objects.involve(record, member)
+            self.table.involve(record, member)
 
     def _on_describe(self, member: Member, question: Describe) -> None:
         if self.world.recovering:
@@ -585,11 +593,11 @@ class Directory:
         record = self.records.get(poll.ref) if poll.ref is not None else None
         if record is not None and record.askers.pop((member.node, poll.call), poll) is None:
             self.objects.settle(record)
-        state = self.objects.state_of(poll.ref) if poll.ref is not None else ObjectState.UNKNOWN
+        state = self.table.state_of(poll.ref) if poll.ref is not None else ObjectState.UNKNOWN
         self.world.send(member.node, Polled(poll.call, state))
 
     def _on_bound(self, member: Member, bound: Bound) -> None:
-        broadcast = self.objects.current(member, bound.version)
+        broadcast = self.table.current(member, bound.version)
         if broadcast is None:
             return
         record = self.records[bound.version.ref]
@@ -601,7 +609,7 @@ class Directory:
                 self.objects.serve(record, member)
                 self.objects.settle(record)
         elif slot.number == bound.number and not slot.bound:
-            record.reduction.taken(slot, {version.ref for version in bound.missing})
+            self.reductions.taken(record.reduction, slot, {version.ref for version in bound.missing})
 
     def _on_consumed(self, member: Member, consumed: Consumed) -> None:
         slot_record = self.records.get(consumed.into)
@@ -617,14 +625,14 @@ class Directory:
     def _on_combined_inline(self, member: Member, combined: CombinedInline) -> None:
         record = self.records.get(combined.version.ref)
         if record is not None and record.reduction is not None:
-            record.reduction.inline_result(member, combined)
-            self.objects.announce_if_ready(record)
+            self.reductions.inline_result(record.reduction, member, combined)
+            self.reductions.announce_if_ready(record)
             self.objects.settle(record)
         if combined.kept:
-            self.objects.current(member, combined.version)  # if it came too late, the node is told to drop it
+            self.table.current(member, combined.version)  # if it came too late, the node is told to drop it
 
     def _on_unfit(self, member: Member, unfit: Unfit) -> None:
         record = self.records.get(unfit.version.ref)
         if record is not None and record.reduction is not None:
-            record.reduction.unfit(member, unfit)
+            self.reductions.unfit(record.reduction, member, unfit)
             self.objects.settle(record)

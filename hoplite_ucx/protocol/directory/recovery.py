@@ -15,17 +15,22 @@ from collections.abc import Callable
 from graphlib import TopologicalSorter
 
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.directory.objects import Objects
+from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.refusals import lost
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.table import Table
+from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Ask, Delete, Describe, Drop, Join, Poll, Reduce, Sealed, SlotReport, Tombstone
 
 
 class Recovery:
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, table: Table, versions: Versions, objects: Objects) -> None:
+        self._table = table
+        self._versions = versions
         self._objects = objects
-        self._world = objects.world
+        self._world = table.world
         self._slots: dict[bytes, dict[bytes, tuple[SlotReport, Member]]] = {}  # by target and by the slot's ref
         self.tombstones: dict[bytes, tuple[Tombstone, Member]] = {}
         self.deletes: list[tuple[NodeId, Delete]] = []
@@ -84,7 +89,7 @@ class Recovery:
         """Of two nodes that were given the same slot the later one has it."""
         bind = report.bind
         self._objects.revive(member, bind, sealed=False, origin=None)
-        record = self._objects.records.get(bind.version.ref)
+        record = self._table.records.get(bind.version.ref)
         broadcast = record.broadcast if record is not None else None
         if record is None or broadcast is None or broadcast.version != bind.version or broadcast.sealed:
             return  # comparing tells the node what to do with it
@@ -95,9 +100,9 @@ class Recovery:
                 return
             self._end_slot(*rival)
         slots[record.ref] = (report, member)
-        self._objects.involve(record, member)
+        self._table.involve(record, member)
         if member.node not in broadcast.copies and broadcast.producer is None:
-            self._objects.produce(record, member, bind.lacks)
+            self._versions.produce(record, member, bind.lacks)
 
     def _end_slot(self, report: SlotReport, host: Member) -> None:
         version = report.bind.version
@@ -106,11 +111,11 @@ class Recovery:
         if broadcast is not None:
             broadcast.remove(host.node)
         for part in report.bind.parts:
-            self._objects.unfeed(part.ref, host.node, version.ref)
+            self._table.unfeed(part.ref, host.node, version.ref)
 
     def _current(self, version: Version) -> Broadcast | None:
         """The tree of the version, unless another one has taken its place."""
-        record = self._objects.records.get(version.ref)
+        record = self._table.records.get(version.ref)
         broadcast = record.broadcast if record is not None else None
         return broadcast if broadcast is not None and broadcast.version == version else None
 
@@ -127,7 +132,7 @@ class Recovery:
 
     def buries(self, tombstone: Tombstone) -> bool:
         """Whether what there is of the ref is what was deleted, and not something that was put later."""
-        record = self._objects.records.get(tombstone.ref)
+        record = self._table.records.get(tombstone.ref)
         if record is not None and record.broadcast is not None:
             return record.broadcast.version.incarnation <= tombstone.incarnation
         return record is None or record.reduction is None or self._world.recovering
@@ -156,20 +161,20 @@ class Recovery:
             assert reduction is not None
             slots_of = self._slots.get(record.ref, {})
             current = {ref: slot for ref, slot in slots_of.items() if self._current(slot[0].bind.version)}
-            if reduction.adopt(current):
+            if self._objects.reductions.adopt(reduction, current):
                 self._world.tell(record.ref, "goes on as it was, with {} slots", len(reduction.slots))
             if reduction.root is None:
-                self._objects.reset(record)  # what there was of the target had another root
+                self._table.reset(record)  # what there was of the target had another root
         for slots in self._slots.values():
             for report, host in slots.values():
                 self._end_if_useless(report, host)
-        for record in list(self._objects.records.values()):
+        for record in list(self._table.records.values()):
             self._tidy(record)
 
     def _end_if_useless(self, report: SlotReport, host: Member) -> None:
         """A slot that was not taken up ends, but if it made what others knew to be decided, its copy stays."""
         version = report.bind.version
-        record, broadcast = self._objects.records.get(version.ref), self._current(version)
+        record, broadcast = self._table.records.get(version.ref), self._current(version)
         if record is None or broadcast is None:
             self._end_slot(report, host)
         elif broadcast.sealed and host.node in broadcast.copies:
@@ -179,7 +184,7 @@ class Recovery:
 
     def _targets_in_order(self) -> list[Record]:
         """Targets that are sources of others come first."""
-        targets = {ref: record for ref, record in self._objects.records.items() if record.reduction is not None}
+        targets = {ref: record for ref, record in self._table.records.items() if record.reduction is not None}
         made_from = {
             ref: [source for source in record.reduction.spec.sources if source in targets]
             for ref, record in targets.items()
@@ -194,11 +199,11 @@ class Recovery:
         broadcast.link_adopted()
         broadcast.halt_adopted()
         for key in [key for key in broadcast.receivers if isinstance(key, tuple)]:
-            into = self._objects.records.get(key[1])
+            into = self._table.records.get(key[1])
             slot = into.slot if into is not None else None
             if slot is None or slot.host is None or slot.host.node != key[0] or record.ref in slot.consumed:
                 broadcast.forget(key)
         if not broadcast.sealed and record.slot is None:
             self._world.tell(record.ref, "{} was undecided, and nobody knows what it was to be", broadcast.version)
-            self._objects.end_version(record, lost(record.ref), also=record.waiting)
+            self._versions.end_version(record, lost(record.ref), also=record.waiting)
             record.waiting.clear()

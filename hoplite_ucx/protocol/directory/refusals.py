@@ -1,23 +1,17 @@
 """What the directory refuses, and in which words: checks of a put and of a reduce, which change nothing, and the
 failures that end a ref's waits."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import short
 from hoplite_ucx.protocol.messages import Put, Reduce
 
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.objects import Objects
 
-
-def refuse_put(objects: Objects, put: Put) -> Failure | None:
-    settings = objects.world.settings
-    if objects.is_deleted(put.ref):
+def refuse_put(table: Table, put: Put) -> Failure | None:
+    settings = table.world.settings
+    if table.is_deleted(put.ref):
         return deleted(put.ref)
-    record = objects.records.get(put.ref)
+    record = table.records.get(put.ref)
     if record is not None and record.reduction is not None:
         return Failure(FailureKind.INVALID, "it is the target of a reduction", "put under another ref", put.ref)
     if put.size > settings.max_object:
@@ -29,21 +23,21 @@ def refuse_put(objects: Objects, put: Put) -> Failure | None:
     return None
 
 
-def refuse_reduce(objects: Objects, reduce: Reduce) -> Failure | None:
-    if objects.is_deleted(reduce.target):
+def refuse_reduce(table: Table, reduce: Reduce) -> Failure | None:
+    if table.is_deleted(reduce.target):
         return deleted(reduce.target)
-    target = objects.records.get(reduce.target)
+    target = table.records.get(reduce.target)
     if target is not None and target.spec is not None:
         same = (target.spec.sources, target.spec.op, target.spec.count) == (reduce.sources, reduce.op, reduce.count)
         return None if same else invalid(reduce.target, "it is the target of another reduction")
     if target is not None and target.broadcast is not None and target.broadcast.sealed:
         return invalid(reduce.target, "an object was already put under this ref")
-    problem = _problem_with_sources(objects, reduce)
+    problem = _problem_with_sources(table, reduce)
     return invalid(reduce.target, problem) if problem else None
 
 
-def _problem_with_sources(objects: Objects, reduce: Reduce) -> str | None:
-    settings = objects.world.settings
+def _problem_with_sources(table: Table, reduce: Reduce) -> str | None:
+    settings = table.world.settings
     sources = set(reduce.sources)
     if not 1 <= reduce.count <= len(reduce.sources) <= settings.max_refs:
         return f"count is {reduce.count}, and must be from 1 to the number of sources, {len(reduce.sources)}"
@@ -51,7 +45,7 @@ def _problem_with_sources(objects: Objects, reduce: Reduce) -> str | None:
         twice = next(ref for ref in reduce.sources if reduce.sources.count(ref) > 1)
         return f"source {short(twice)} is listed more than once"
     for ref in reduce.sources:
-        if objects.is_deleted(ref):
+        if table.is_deleted(ref):
             return f"source {short(ref)} was deleted"
     pending = [reduce.target]
     seen: set[bytes] = set()
@@ -59,7 +53,7 @@ def _problem_with_sources(objects: Objects, reduce: Reduce) -> str | None:
         ref = pending.pop()
         if ref in sources:
             return f"source {short(ref)} is itself made from {short(reduce.target)}"
-        if ref not in seen and (record := objects.records.get(ref)) is not None:
+        if ref not in seen and (record := table.records.get(ref)) is not None:
             seen.add(ref)
             pending.extend(record.consumers)
     return None

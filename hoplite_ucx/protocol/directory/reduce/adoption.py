@@ -1,18 +1,13 @@
 """Slots that an earlier directory laid, as their hosts announce them: which of them can go on as they were."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.reduce.slots import Slot
+from hoplite_ucx.protocol.directory.records import Slot
+from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import Bind, Reduce, SlotReport
-
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.objects import Objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +21,7 @@ class Whole:
     layout: bytes
 
 
-def whole_of(objects: Objects, spec: Reduce, reports: dict[bytes, tuple[SlotReport, Member]]) -> Whole | None:
+def whole_of(table: Table, spec: Reduce, reports: dict[bytes, tuple[SlotReport, Member]]) -> Whole | None:
     """The slots of the reduction, if they can go on; else it is laid anew."""
     binds = {ref: report.bind for ref, (report, _) in reports.items()}
     if spec.target in binds:
@@ -37,7 +32,7 @@ def whole_of(objects: Objects, spec: Reduce, reports: dict[bytes, tuple[SlotRepo
         return None
     chosen: dict[bytes, Version] = {}
     for ref, slot in slots.items():
-        if not _is_sound(objects, spec, slot, binds[ref], slots, chosen):
+        if not _is_sound(table, spec, slot, binds[ref], slots, chosen):
             return None
     root = slots.get(spec.target)
     if len(chosen) > spec.count or (root is not None) != (len(chosen) == spec.count):
@@ -59,28 +54,28 @@ def _adopted_slot(report: SlotReport, host: Member) -> Slot:
 
 
 def _is_sound(
-    objects: Objects, spec: Reduce, slot: Slot, bind: Bind, slots: dict[bytes, Slot], chosen: dict[bytes, Version]
+    table: Table, spec: Reduce, slot: Slot, bind: Bind, slots: dict[bytes, Slot], chosen: dict[bytes, Version]
 ) -> bool:
     """Whether the slot's parts are what they were; what they are is noted on the way."""
     for version in bind.parts:
         child = slots.get(version.ref)
         if child is not None and child.parent is None and child.version == version:
             child.parent = slot
-        elif version.ref in spec.sources and version.ref not in chosen and _goes_on(objects, slot, version):
+        elif version.ref in spec.sources and version.ref not in chosen and _goes_on(table, slot, version):
             chosen[version.ref] = version
         else:
             return False
     return True
 
 
-def _goes_on(objects: Objects, slot: Slot, version: Version) -> bool:
+def _goes_on(table: Table, slot: Slot, version: Version) -> bool:
     """Whether a source can still be had in this version, or need not be."""
     ref = version.ref
-    if objects.is_ready(ref) and objects.version_of(ref) == version:
+    if table.is_ready(ref) and table.version_of(ref) == version:
         return True
     if ref in slot.unsure:
-        return objects.became(ref, version)
-    return ref in slot.consumed and objects.is_decided_as(ref, version)
+        return table.became(ref, version)
+    return ref in slot.consumed and table.is_decided_as(ref, version)
 
 
 def _below(root: bytes, binds: dict[bytes, Bind]) -> dict[bytes, Bind]:

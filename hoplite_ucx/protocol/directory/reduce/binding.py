@@ -14,21 +14,15 @@ where it was. What is above keeps its memory meanwhile, for the bytes that are i
 takes within a lease fails the reduction, which then lets go of everything.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.records import Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
-from hoplite_ucx.protocol.directory.reduce.slots import Slot
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, label
-from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Reduce, Stripe
-
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.objects import Objects, Record
+from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Stripe
 
 REFUSED_FOR = 0.2
 # So many slots are told what the reduction is, beside the root: it outlives the directory and its requester.
@@ -38,114 +32,118 @@ _SLOTS_THAT_KNOW = 8
 class Binding(Hosts, ABC):
     """The slots of a reduction and the nodes that run them."""
 
-    def __init__(self, objects: Objects, record: Record, spec: Reduce, requester: NodeId) -> None:
-        super().__init__(objects, record, spec, requester)
-        self._ready: dict[bytes, None] = {}  # sources, in the order of becoming so
-
     @abstractmethod
-    def _advance(self, above: Slot | None = None) -> None:
+    def _advance(self, reduction: Reduction, above: Slot | None = None) -> None:
         """Bind what can be bound, `above` what has changed and below it, or everywhere."""
 
     @abstractmethod
-    def _give_up(self, failure: Failure) -> None:
+    def _give_up(self, reduction: Reduction, failure: Failure) -> None:
         """It fails, and the failure does not go away by itself."""
+
+    @abstractmethod
+    def source_changed(self, ref: bytes) -> None:
+        """The reductions that the ref is a source of look again."""
 
     # --- asking --------------------------------------------------------------------------------------------------
 
-    def _ensure(self, top: Slot) -> None:
+    def _ensure(self, reduction: Reduction, top: Slot) -> None:
         """Bind the slot and those below it that nobody runs and that are needed, parts before what is made of them.
         Those above one that nobody has room for wait, however far above, so that they do not take that room."""
         starved: set[bytes] = set()
-        for slot in self._needed_of(top):
-            if self.slots.get(slot.ref) is not slot:
+        for slot in self._needed_of(reduction, top):
+            if reduction.slots.get(slot.ref) is not slot:
                 return  # one of them made everything end, or be laid anew
             is_starved = not starved.isdisjoint(slot.parts)
             if slot.gathers:
-                if self.is_bound_below(slot) and not (slot.version is not None and self._objects.has_copy(slot.ref)):
-                    self._gather(slot)
-            elif slot.host is None and not is_starved and self._are_parts_to_come(slot) and self._is_needed_anew(slot):
-                self._bind(slot)
+                complete = slot.version is not None and self._table.has_copy(slot.ref)
+                if self.is_bound_below(reduction, slot) and not complete:
+                    self._gather(reduction, slot)
+            elif slot.host is None and not is_starved and self._can_be_bound(reduction, slot):
+                self._bind(reduction, slot)
             elif slot.host is None:
                 slot.homeless_since = None  # it is not for want of room that nobody is asked
             if is_starved or (slot.host is None and slot.homeless_since is not None):
                 starved.add(slot.ref)
 
-    def _needed_of(self, top: Slot) -> list[Slot]:
+    def _needed_of(self, reduction: Reduction, top: Slot) -> list[Slot]:
         """The slot and those below it whose output has not all been pulled, each after those below it."""
         found: list[Slot] = []
         pending = [top]
         while pending:
             slot = pending.pop()
             found.append(slot)
-            pending += [self.slots[p] for p in slot.parts if p in self.slots and not self.has_taken(slot, p)]
+            pending += [below for below in reduction.below(slot) if not self.has_taken(reduction, slot, below.ref)]
         return found[::-1]
 
-    def _are_parts_to_come(self, slot: Slot) -> bool:
+    def _can_be_bound(self, reduction: Reduction, slot: Slot) -> bool:
+        return self._are_parts_to_come(reduction, slot) and self._is_needed_anew(slot)
+
+    def _are_parts_to_come(self, reduction: Reduction, slot: Slot) -> bool:
         """Whether every part is there, or somebody has been asked to make it."""
         for part in slot.parts:
-            child = self.slots.get(part)
+            child = reduction.slots.get(part)
             if child is not None:
-                if child.host is None and not self._objects.has_copy(part):
+                if child.host is None and not self._table.has_copy(part):
                     return False
-            elif part not in self._ready or self._objects.version_of(part) != self.chosen.get(part):
+            elif part not in reduction.ready or self._table.version_of(part) != reduction.chosen.get(part):
                 return False
         return True
 
     def _is_needed_anew(self, slot: Slot) -> bool:
         """Nobody has the output, and everyone who pulled it has said how far it came."""
-        broadcast = self._objects.record(slot.ref).broadcast
+        broadcast = self._table.record(slot.ref).broadcast
         return broadcast is None or broadcast.is_lost()
 
-    def _bind(self, slot: Slot) -> None:
-        if slot is self.root and self._splits_root(slot):
-            self._split(slot)
-            self._ensure(slot)
+    def _bind(self, reduction: Reduction, slot: Slot) -> None:
+        if slot is reduction.root and self._splits_root(reduction, slot):
+            self._split(reduction, slot)
+            self._ensure(reduction, slot)
             return
-        host = self._choose_host(slot)
+        host = self._choose_host(reduction, slot)
         if host is None:
-            self._wait_for_room(slot)
+            self._wait_for_room(reduction, slot)
             return
         received = self._received(slot, host)
-        if received and not self.is_bound_below(slot):
+        if received and not self.is_bound_below(reduction, slot):
             return  # asked when that is so: what the getter has would be lost if it were asked in vain
-        size = self._size if slot.cut is None else slot.cut[1]
+        size = reduction.size if slot.cut is None else slot.cut[1]
         if slot.version is None:
-            slot.version = self._objects.begin_output(slot.ref, size, self._layout, host, self._size)
-        slot.start = received or self._lowest_needed(slot)  # which depends on who else could be asked
+            slot.version = self._versions.begin_output(slot.ref, size, reduction.layout, host, reduction.size)
+        slot.start = received or self._lowest_needed(reduction, slot)  # which depends on who else could be asked
         slot.lacks = 0 if received else slot.start
         slot.host = host
         slot.number = self._world.next_number()
-        self._objects.involve(self._objects.record(slot.ref), host)
-        parts = tuple(self._objects.version_of(part) for part in slot.parts)
-        self._world.tell(self.record.ref, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
-        known = slot is self.root or len(self.slots) <= _SLOTS_THAT_KNOW
+        self._table.involve(self._table.record(slot.ref), host)
+        parts = tuple(self._table.version_of(part) for part in slot.parts)
+        self._world.tell(reduction.target, "{} combines {} parts into {}", label(host.node), len(parts), slot.version)
+        known = slot is reduction.root or len(reduction.slots) <= _SLOTS_THAT_KNOW
         self._world.send(
             host.node,
             Bind(
                 slot.version,
                 slot.number,
                 size,
-                self._layout,
-                self.spec.op,
+                reduction.layout,
+                reduction.spec.op,
                 parts,
-                self.record.ref,
-                self.spec if known else None,
+                reduction.target,
+                reduction.spec if known else None,
                 slot.start,
                 resume=received > 0,
                 offset=None if slot.cut is None else slot.cut[0],
-                divisor=self._divisor(slot),
+                divisor=self._divisor(reduction, slot),
             ),
         )
 
-    def _divisor(self, made_by: Slot | None) -> int:
+    def _divisor(self, reduction: Reduction, made_by: Slot | None) -> int:
         """A mean is divided where the target is made, by its root or the root of each stripe, and nowhere below: slots
         that feed others sum. Without a slot it is combined at once."""
-        if self.spec.op is not Operation.MEAN:
+        if reduction.spec.op is not Operation.MEAN:
             return 0
         ends_stripe = made_by is not None and made_by.parent is not None and made_by.parent.gathers
-        return self.spec.count if made_by is None or made_by is self.root or ends_stripe else 0
+        return reduction.spec.count if made_by is None or made_by is reduction.root or ends_stripe else 0
 
-    def _wait_for_room(self, slot: Slot) -> None:
+    def _wait_for_room(self, reduction: Reduction, slot: Slot) -> None:
         """Nobody takes the slot now: look again soon, and not for ever. What those above it have taken may be what it
         waits for, and is given back."""
         now = self._world.now
@@ -154,142 +152,152 @@ class Binding(Hosts, ABC):
             if not above.bound:
                 self._unbind(above)
             above = above.parent
-        if not any(member.usable() for member in self._objects.members):
+        if not any(member.usable() for member in self._table.members):
             slot.homeless_since = None  # nobody could be asked: that is not for want of room
         elif slot.homeless_since is None:
             slot.homeless_since = now
         if slot.homeless_since is None or now - slot.homeless_since < self._world.settings.lease:
-            self._world.timers.set(("reduce", self.record.ref), now + REFUSED_FOR)
+            self._world.timers.set(("reduce", reduction.target), now + REFUSED_FOR)
         elif slot.cut is not None:
-            self._lay_without_stripes()
-            self._world.timers.set(("reduce", self.record.ref), now)
+            self._lay_without_stripes(reduction)
+            self._world.timers.set(("reduce", reduction.target), now)
         else:
-            detail = f"no node has room for a part of it ({self._size} bytes)"
+            detail = f"no node has room for a part of it ({reduction.size} bytes)"
             remedy = "delete objects or raise the stores' limits, and reduce again"
-            self._give_up(Failure(FailureKind.STORE_FULL, detail, remedy, self.record.ref))
+            self._give_up(reduction, Failure(FailureKind.STORE_FULL, detail, remedy, reduction.target))
 
     # --- answers -------------------------------------------------------------------------------------------------
 
-    def taken(self, slot: Slot, missing: set[bytes]) -> None:
+    def taken(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
         """The host has memory for the slot."""
         slot.homeless_since = None
         slot.lacking = missing
-        self._bind_upwards(slot)
+        self._bind_upwards(reduction, slot)
 
-    def _bind_upwards(self, slot: Slot) -> None:
+    def _bind_upwards(self, reduction: Reduction, slot: Slot) -> None:
         """Whatever was taken and waited only for what is below it is bound."""
         above: Slot | None = slot
-        while above is not None and above.lacking is not None and self.is_bound_below(above):
-            self._begin_pulling(above, above.lacking)
+        while above is not None and above.lacking is not None and self.is_bound_below(reduction, above):
+            self._begin_pulling(reduction, above, above.lacking)
             above = above.parent
-        if above is not None and above.host is None and self.is_bound_below(above):
-            self._advance(above)
+        if above is not None and above.host is None and self.is_bound_below(reduction, above):
+            self._advance(reduction, above)
 
-    def _begin_pulling(self, slot: Slot, missing: set[bytes]) -> None:
+    def _begin_pulling(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
         assert slot.host is not None
         slot.bound = True
         slot.lacking = None
         slot.consumed = {part for part in slot.parts if part not in missing}
-        record = self._objects.record(slot.ref)
-        self._objects.produce(record, slot.host, slot.lacks)
+        record = self._table.record(slot.ref)
+        self._versions.produce(record, slot.host, slot.lacks)
         for part in slot.parts:
-            sent = part in missing and self._is_as_chosen(part)
-            if sent and self._objects.feed(part, slot.host, slot.ref, slot.start):
+            sent = part in missing and self._is_as_chosen(reduction, part)
+            if sent and self._feed(part, slot.host, slot.ref, slot.start):
                 slot.consumed.add(part)
-        self._objects.settle(record)
-        if slot is self.root:
-            self._objects.source_changed(self.record.ref)
+        self._settle(record)
+        if slot is reduction.root:
+            self.source_changed(reduction.target)
 
-    def _is_as_chosen(self, part: bytes) -> bool:
+    def _is_as_chosen(self, reduction: Reduction, part: bytes) -> bool:
         """Whether it is not a source that was lost and put again since its slot was asked for: the host would not know
         that version, and the slot begins anew when it is ready."""
-        broadcast = self._objects.record(part).broadcast
-        return part in self.slots or broadcast is None or broadcast.version == self.chosen.get(part)
+        broadcast = self._table.record(part).broadcast
+        return part in reduction.slots or broadcast is None or broadcast.version == reduction.chosen.get(part)
 
-    def resumed(self, slot: Slot, missing: set[bytes]) -> None:
+    def resumed(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
         """The host came back with the slot: it says itself what it still lacks."""
         if not slot.bound:
-            self.taken(slot, missing)
+            self.taken(reduction, slot, missing)
             return
         assert slot.host is not None
         slot.consumed -= missing
         for part in slot.parts:
             if part not in missing and part not in slot.consumed:
                 slot.consumed.add(part)
-                self._objects.unfeed(part, slot.host.node, slot.ref)
+                self._table.unfeed(part, slot.host.node, slot.ref)
 
-    def declined(self, slot: Slot) -> None:
+    def declined(self, reduction: Reduction, slot: Slot) -> None:
         assert slot.host is not None
         slot.refused[slot.host.node] = self._world.now + REFUSED_FOR
         self._unbind(slot)
         if slot.cut is not None:
-            self._lay_without_stripes()
-        self._advance()
+            self._lay_without_stripes(reduction)
+        self._advance(reduction)
 
     def host_lost(self, slot: Slot) -> None:
         """Its host is gone. Whether it is needed again is known when those who pull from it have reported."""
         self._unbind(slot)
 
-    def beginning_lacks(self, slot: Slot) -> None:
+    def beginning_lacks(self, reduction: Reduction, slot: Slot) -> None:
         """Its host began where those who pulled from it were; who pulls now needs more, and so it begins lower."""
-        self._world.tell(self.record.ref, "{} is needed from lower on than {}", slot.version, slot.start)
+        self._world.tell(reduction.target, "{} is needed from lower on than {}", slot.version, slot.start)
         self._unbind(slot)
 
     # --- stripes -------------------------------------------------------------------------------------------------
 
-    def _lay_without_stripes(self) -> None:
+    def _lay_without_stripes(self, reduction: Reduction) -> None:
         """A source's host has no room for its stripes, or nobody has the source: any node can take a whole one."""
-        self._no_stripes = True
-        self._drop_slots()
-        self._world.tell(self.record.ref, "laid anew without stripes")
+        reduction.no_stripes = True
+        self._drop_slots(reduction)
+        self._world.tell(reduction.target, "laid anew without stripes")
         batch: dict[NodeId, list[bytes]] = {}
-        for ref in self.chosen:
-            home = self._home_of(ref) if ref in self._ready else self._requester
+        for ref in reduction.chosen:
+            home = self._table.home_of(ref) if ref in reduction.ready else reduction.requester
             batch.setdefault(home, []).append(ref)
-        self._add_groups(batch)
+        self._add_groups(reduction, batch)
 
-    def _gather(self, root: Slot) -> None:
+    def _gather(self, reduction: Reduction, root: Slot) -> None:
         """All stripes are on their way: the target has a version, and someone puts it together."""
-        target = self.record.broadcast
+        target = reduction.record.broadcast
         if target is None:
-            outputs = [(self.slots[ref], self._objects.version_of(ref)) for ref in root.parts]
+            outputs = [(reduction.slots[ref], self._table.version_of(ref)) for ref in root.parts]
             sizes = [(version, slot.cut[1]) for slot, version in outputs if slot.cut is not None]
-            root.version = self._objects.begin_output(root.ref, self._size, self._layout, None, self._size)
+            root.version = self._versions.begin_output(root.ref, reduction.size, reduction.layout, None, reduction.size)
             root.bound = True
-            target = self._objects.record(root.ref).broadcast
+            target = self._table.record(root.ref).broadcast
             assert target is not None
             target.stripes = tuple(Stripe(version, size) for version, size in sizes)
-            target.company = frozenset(self.ring())
-            target.company_until = self._world.now + self._patience()
-            self._objects.look_at(root.ref)  # who waits is served when the event is over
-            if self.record.waiting:
+            target.company = frozenset(reduction.ring())
+            target.company_until = self._world.now + self._patience(reduction)
+            self._table.mark(root.ref)  # who waits is served when the event is over
+            if reduction.record.waiting:
                 return
-        if target.getters() or self.record.waiting:
+        if target.getters() or reduction.record.waiting:
             return
-        host = self._choose_host(root)
+        host = self._choose_host(reduction, root)
         if host is None:
-            self._wait_for_room(root)
+            self._wait_for_room(reduction, root)
             return
         if host.node not in root.refused:
             root.homeless_since = None
-        self._objects.involve(self.record, host)
+        self._table.involve(reduction.record, host)
         target.want(host)
-        self._objects.look_at(root.ref)
+        self._table.mark(root.ref)
 
-    def _patience(self) -> float:
+    def _patience(self, reduction: Reduction) -> float:
         """How long those who will get the target are waited for. Hosts of sources lose nothing by it, since their links
         are busy combining; who else gets it begins that much later."""
-        return min(self._world.settings.regroup, self._size / self._objects.members.bandwidth() / 4)
+        return min(self._world.settings.regroup, reduction.size / self._table.members.bandwidth() / 4)
 
-    def assembler_declined(self, root: Slot, node: NodeId) -> None:
+    def assembler_declined(self, reduction: Reduction, root: Slot, node: NodeId) -> None:
         root.refused[node] = self._world.now + REFUSED_FOR
-        self._advance()
+        self._advance(reduction)
 
-    def _ensure_assembler(self, root: Slot) -> None:
+    def _ensure_assembler(self, reduction: Reduction, root: Slot) -> None:
         """If nobody gets the target any more, someone must be asked to."""
-        target = self.record.broadcast
-        if root.gathers and target is not None and not (target.copies or target.getters() or self.record.waiting):
-            self._world.timers.set_if_absent(("reduce", self.record.ref), self._world.now + REFUSED_FOR)
+        target = reduction.record.broadcast
+        if root.gathers and target is not None and not (target.copies or target.getters() or reduction.record.waiting):
+            self._world.timers.set_if_absent(("reduce", reduction.target), self._world.now + REFUSED_FOR)
+
+    def _feed(self, part: bytes, host: Member, slot: bytes, start: int) -> bool:
+        """Send the part, from `start` on, to a slot's host; True if it is so small that it went with the message."""
+        record = self._table.record(part)
+        self._table.involve(record, host)
+        if record.broadcast is None:
+            return False
+        record.broadcast.want(host, start, into=slot)
+        self._settle(record)
+        return record.broadcast.inline is not None
 
     # --- stopping ------------------------------------------------------------------------------------------------
 
@@ -302,32 +310,40 @@ class Binding(Hosts, ABC):
         if host is None:
             return
         self._stop_feeding(slot, host)
-        broadcast = self._objects.record(slot.ref).broadcast
+        broadcast = self._table.record(slot.ref).broadcast
         if broadcast is not None and broadcast.producer == host.node:
             broadcast.remove(host.node)
-            self._objects.look_at(slot.ref)
-        if broadcast is not None and slot.version is not None and self._objects.members.get(host.node) is host:
+            self._table.mark(slot.ref)
+        if broadcast is not None and slot.version is not None and self._table.members.get(host.node) is host:
             self._world.send(host.node, Drop(slot.version))
             broadcast.told_to_drop(host.node)
 
     def _stop_feeding(self, slot: Slot, host: Member) -> None:
         for part in slot.parts:
-            self._objects.unfeed(part, host.node, slot.ref)
+            self._table.unfeed(part, host.node, slot.ref)
 
-    def _end_output(self, slot: Slot) -> None:
+    def _end_output(self, reduction: Reduction, slot: Slot) -> None:
         self._unbind(slot)
         if slot.version is None:
             return
         slot.version = None
         slot.homeless_since = None
-        self._objects.reset(self._objects.record(slot.ref))
-        if slot is self.root:
-            self._objects.source_changed(self.record.ref)
+        self._table.reset(self._table.record(slot.ref))
+        if slot is reduction.root:
+            self.source_changed(reduction.target)
 
-    def _drop_slots(self, keep: Sequence[bytes] = ()) -> None:
-        for slot in list(self.slots.values()):
+    def _drop_slots(self, reduction: Reduction, keep: Sequence[bytes] = ()) -> None:
+        for slot in list(reduction.slots.values()):
             if slot.ref not in keep:
-                self._end_output(slot)
-                self._objects.forget_slot(slot.ref)
-        self.slots.clear()
-        self.root = None
+                self._end_output(reduction, slot)
+                self._forget_slot(slot.ref)
+        reduction.slots.clear()
+        reduction.root = None
+
+    def _forget_slot(self, ref: bytes) -> None:
+        """The slot is no more; of the target only its slot goes, not what makes it."""
+        record = self._table.records[ref]
+        record.slot = None
+        if record.spec is None:
+            record.reduction = None
+        self._settle(record)

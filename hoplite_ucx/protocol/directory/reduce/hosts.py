@@ -5,26 +5,25 @@ who pull from it lack: below that, nobody needs the output any more. Of the root
 on with what it has, or with what another node combines for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.reduce.slots import Slot, Slots
+from hoplite_ucx.protocol.directory.records import Reduction, Slot
+from hoplite_ucx.protocol.directory.reduce.slots import Slots
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
 
 
 class Hosts(Slots):
-    """What is known of the nodes that run the slots of a reduction, or might."""
+    """What is known of the nodes that run the slots of a reduction, or might. Nothing here changes anything."""
 
-    def has_taken(self, slot: Slot, part: bytes) -> bool:
+    def has_taken(self, reduction: Reduction, slot: Slot, part: bytes) -> bool:
         """Whether the slot's host needs the part no more. Of a slot that runs beside it, it needs what is to come."""
-        child = self.slots.get(part)
-        grows_beside = child is not None and child.host is slot.host and not self._objects.has_copy(part)
+        child = reduction.slots.get(part)
+        grows_beside = child is not None and child.host is slot.host and not self._table.has_copy(part)
         return slot.bound and part in slot.consumed and not grows_beside
 
-    def is_above(self, slot: Slot, end: int) -> bool:
+    def is_above(self, reduction: Reduction, slot: Slot, end: int) -> bool:
         """Whether all of the slot's output below `end` is in the slots above it, and will not be asked for again."""
         while end > 0:
             parent = slot.parent
@@ -32,47 +31,47 @@ class Hosts(Slots):
                 return False
             if parent.bound:
                 end = parent.lacks
-            elif self._begins_at(parent) < end:
+            elif self._begins_at(reduction, parent) < end:
                 return False
-            elif parent is self.root:
+            elif parent is reduction.root:
                 return True
             slot = parent
         return True
 
-    def is_bound_below(self, slot: Slot) -> bool:
+    def is_bound_below(self, reduction: Reduction, slot: Slot) -> bool:
         """Whether all that the slot pulls from slots has begun to grow. Of an empty object there is nothing to pull."""
-        below = [part for part in slot.parts if part in self.slots]
-        return self._size == 0 or all(self.slots[part].bound or self._objects.has_copy(part) for part in below)
+        below = reduction.below(slot)
+        return reduction.size == 0 or all(child.bound or self._table.has_copy(child.ref) for child in below)
 
     # --- where a slot begins -------------------------------------------------------------------------------------
 
-    def _begins_at(self, slot: Slot) -> int:
+    def _begins_at(self, reduction: Reduction, slot: Slot) -> int:
         """Where the slot's host begins, or would if there were one. It is a guess only as long as nobody pulls."""
         while slot.host is None:
-            if slot is self.root:
-                host = self._choose_host(slot)
+            if slot is reduction.root:
+                host = self._choose_host(reduction, slot)
                 return self._received(slot, host) if host is not None else 0
-            known, above = self._known_need(slot), slot.parent
+            known, above = self._known_need(reduction, slot), slot.parent
             if known is not None or above is None:
                 return known or 0
             slot = above
         return slot.start
 
-    def _lowest_needed(self, slot: Slot) -> int:
+    def _lowest_needed(self, reduction: Reduction, slot: Slot) -> int:
         """The first byte of the output that anyone lacks: who pulls from it, or will."""
-        known = self._known_need(slot)
+        known = self._known_need(reduction, slot)
         if known is None and slot.parent is not None:
-            return self._begins_at(slot.parent)
+            return self._begins_at(reduction, slot.parent)
         return known or 0
 
-    def _known_need(self, slot: Slot) -> int | None:
+    def _known_need(self, reduction: Reduction, slot: Slot) -> int | None:
         """The first byte that those who pull from the slot lack; None if that depends on where the slot above begins.
         Of the root's output someone must have all, and of small ones and stripes all comes at once."""
         above = slot.parent
-        small = slot.cut is not None or self._size <= self._world.settings.inline_limit
+        small = slot.cut is not None or reduction.size <= self._world.settings.inline_limit
         if above is None or small:
             return 0
-        broadcast = self._objects.record(slot.ref).broadcast
+        broadcast = self._table.record(slot.ref).broadcast
         if broadcast is not None and broadcast.receivers:
             return _aligned(broadcast.lowest())
         return 0 if above.bound or above.version is None else None
@@ -81,51 +80,51 @@ class Hosts(Slots):
         """How much of the slot's output the node has because it was getting it, and can go on with."""
         if slot.cut is not None or slot.gathers:
             return 0
-        broadcast = self._objects.record(slot.ref).broadcast
+        broadcast = self._table.record(slot.ref).broadcast
         receiver = broadcast.receivers.get(member.node) if broadcast is not None else None
         return _aligned(receiver.watermark) if receiver is not None else 0
 
     # --- who runs it ---------------------------------------------------------------------------------------------
 
-    def _choose_host(self, slot: Slot) -> Member | None:
+    def _choose_host(self, reduction: Reduction, slot: Slot) -> Member | None:
         """Who has the least to pull; among equals the node that the slot was made for, then the one with most of its
         sources, since what another slot makes is sent on by its host in any case, then the one that waits for its
         output: what a node sends to itself does not cross its busy uplink."""
-        usable = self._usable_for(slot)
+        usable = self._usable_for(reduction, slot)
         if len(usable) < 2:
             return usable[0] if usable else None
-        sources = [part for part in slot.parts if part not in self.slots]
-        lowest = self._lowest_needed(slot)
+        sources = [part for part in slot.parts if part not in reduction.slots]
+        lowest = self._lowest_needed(reduction, slot)
         return max(
             usable,
             key=lambda member: (
-                -self._to_pull(slot, member, lowest),
+                -self._to_pull(reduction, slot, member, lowest),
                 member.node == slot.prefers,
-                sum(self._objects.has_part(source, member.node) for source in sources),
+                sum(self._table.has_part(source, member.node) for source in sources),
                 slot.parent is not None and member is slot.parent.host,
                 -member.node,
             ),
         )
 
-    def _usable_for(self, slot: Slot) -> list[Member]:
+    def _usable_for(self, reduction: Reduction, slot: Slot) -> list[Member]:
         """Who could be its host: those who are better than others for some reason, or if none of them can be asked now,
         anybody. A stripe's slot cuts its piece out of the source, which must be there for that."""
         if slot.cut is not None:
-            return self._askable(slot, self._objects.holders_of(slot.parts[0], complete=True))
-        return self._askable(slot, self._favoured(slot)) or self._askable(slot, self._objects.members)
+            return self._askable(slot, self._table.holders_of(slot.parts[0], complete=True))
+        return self._askable(slot, self._favoured(reduction, slot)) or self._askable(slot, self._table.members)
 
-    def _favoured(self, slot: Slot) -> list[Member]:
+    def _favoured(self, reduction: Reduction, slot: Slot) -> list[Member]:
         """The node that the slot was made for, and whoever has a part, makes one, or pulls the output."""
         found: dict[NodeId, Member] = {}
-        prefers = self._objects.members.get(slot.prefers)
+        prefers = self._table.members.get(slot.prefers)
         hosts = [slot.parent.host if slot.parent is not None else None]
-        hosts += [self.slots[part].host for part in slot.parts if part in self.slots]
+        hosts += [below.host for below in reduction.below(slot)]
         for member in (prefers, *hosts):
             if member is not None:
                 found[member.node] = member
         for part in slot.parts:
-            found.update((member.node, member) for member in self._objects.holders_of(part))
-        broadcast = self._objects.record(slot.ref).broadcast
+            found.update((member.node, member) for member in self._table.holders_of(part))
+        broadcast = self._table.record(slot.ref).broadcast
         for receiver in broadcast.receivers.values() if broadcast is not None else ():
             found[receiver.member.node] = receiver.member
         return list(found.values())
@@ -134,32 +133,32 @@ class Hosts(Slots):
         now = self._world.now
         return [m for m in members if m.usable() and slot.refused.get(m.node, 0.0) <= now]
 
-    def _to_pull(self, slot: Slot, member: Member, lowest: int) -> int:
+    def _to_pull(self, reduction: Reduction, slot: Slot, member: Member, lowest: int) -> int:
         """How many bytes the node would have to pull as the slot's host."""
         start = self._received(slot, member) or lowest
-        return self._lacking(slot, member, start) * (self._size - start)
+        return self._lacking(reduction, slot, member, start) * (reduction.size - start)
 
-    def _lacking(self, slot: Slot, member: Member, start: int) -> int:
-        return sum(not self._will_have(part, member, start) for part in slot.parts)
+    def _lacking(self, reduction: Reduction, slot: Slot, member: Member, start: int) -> int:
+        return sum(not self._will_have(reduction, part, member, start) for part in slot.parts)
 
-    def _will_have(self, part: bytes, member: Member, start: int) -> bool:
+    def _will_have(self, reduction: Reduction, part: bytes, member: Member, start: int) -> bool:
         """Whether the node has the part from `start` on, or has been asked to make it."""
-        child = self.slots.get(part)
+        child = reduction.slots.get(part)
         makes_it = child is not None and child.host is member and child.lacks <= start
-        return makes_it or self._objects.has_part(part, member.node, start=start)
+        return makes_it or self._table.has_part(part, member.node, start=start)
 
-    def _splits_root(self, root: Slot) -> bool:
+    def _splits_root(self, reduction: Reduction, root: Slot) -> bool:
         """Whether the root is sooner done if a getter goes on with what it has, and another node combines the rest of
         the parts for it: no getter that has much has parts too."""
         if len(root.parts) == 1:
             return False
-        usable = self._usable_for(root)
+        usable = self._usable_for(reduction, root)
         ahead = max((self._received(root, member) for member in usable), default=0)
         if ahead == 0:
             return False
-        lacking = min(self._lacking(root, member, ahead) for member in usable)
-        alone = min(self._to_pull(root, member, 0) for member in usable)
-        return max(lacking, 1) * (self._size - ahead) < alone
+        lacking = min(self._lacking(reduction, root, member, ahead) for member in usable)
+        alone = min(self._to_pull(reduction, root, member, 0) for member in usable)
+        return max(lacking, 1) * (reduction.size - ahead) < alone
 
 
 def _aligned(watermark: int) -> int:

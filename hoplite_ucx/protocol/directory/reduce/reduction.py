@@ -17,412 +17,442 @@ the same sources are laid anew without stripes.
 The target is sealed once, when its root version is complete and what it was made of is decided.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.reduce import stripes
+from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.adoption import whole_of
 from hoplite_ucx.protocol.directory.reduce.binding import REFUSED_FOR, Binding
-from hoplite_ucx.protocol.directory.reduce.slots import Slot
+from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, Version, short
-from hoplite_ucx.protocol.messages import CombinedInline, CombineInline, Origin, Reduce, Sealed, SlotReport, Unfit
+from hoplite_ucx.protocol.messages import (
+    CombinedInline,
+    CombineInline,
+    Contributors,
+    Failed,
+    Origin,
+    Over,
+    Reduce,
+    Sealed,
+    SlotReport,
+    Unfit,
+)
 
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.objects import Objects, Record
 
+class Reductions(Binding):
+    """The layers below this one: `Slots`, the shape of the tree; `Hosts`, who could run it; `Binding`, who does. Each
+    works on any `Reduction`."""
 
-class Reduction(Binding):
-    """The layers below this one: `Slots`, the shape of the tree; `Hosts`, who could run it; `Binding`, who does."""
-
-    def __init__(self, objects: Objects, record: Record, spec: Reduce, requester: NodeId) -> None:
-        super().__init__(objects, record, spec, requester)
-        self.requesters = {requester: None}
-        """Nodes that remember that they asked for it."""
-        self.failure: Failure | None = None
-        self._final = False  # the failure does not go away by itself
-        self._seen: set[bytes] = set()  # sources that were ready once: gone, they do not come by themselves
-        self._inline_version: Version | None = None
-        self._inline_host: NodeId | None = None
-
-    # --- what is known -------------------------------------------------------------------------------------------
-
-    @property
-    def sealed(self) -> bool:
-        return self.record.reduction is not self
-
-    def is_bound(self) -> bool:
-        """Whether the target grows: it may then be a part of another reduction. One that is gathered does not."""
-        if self.root is None or self.root.gathers:
-            return False
-        return self.root.bound or self._objects.has_copy(self.record.ref)
-
-    def uses(self, version: Version) -> bool:
-        """Whether this is one of the chosen sources of a result that is not decided."""
-        return self.chosen.get(version.ref) == version
+    def begin(self, record: Record, spec: Reduce, requester: NodeId) -> Reduction:
+        """What is asked for is kept with the target; nothing is done for it before it is reviewed."""
+        return Reduction(record, spec, requester, {requester: None}, no_stripes=not spec.everywhere)
 
     # --- what happens --------------------------------------------------------------------------------------------
 
-    def review(self) -> None:
+    def review(self, reduction: Reduction) -> None:
         """Something about a source or a slot has changed: choose, mend, bind, fail or seal, whatever is due."""
-        if self.sealed or self._final or self._world.recovering:
+        if reduction.sealed or reduction.final or self._world.recovering:
             return
-        self._note_ready()
-        if self.failure is not None:
-            if self._could_finish():
-                self._reopen()
+        self._note_ready(reduction)
+        if reduction.failure is not None:
+            if self._could_finish(reduction):
+                self._reopen(reduction)
             else:
                 return
-        while self._mend_parts():
+        while self._mend_parts(reduction):
             pass  # a slot that begins anew needs again what it had
-        if self.failure is None:
-            self._choose_ready()
-        if self.failure is not None:
+        if reduction.failure is None:
+            self._choose_ready(reduction)
+        if reduction.failure is not None:
             return
-        if self._could_finish():
-            self._advance()
-        elif not self._may_be_complete():
-            self._fail(self._shortage())
+        if self._could_finish(reduction):
+            self._advance(reduction)
+        elif not self._may_be_complete(reduction):
+            self._fail(reduction, self._shortage(reduction))
 
-    def _advance(self, above: Slot | None = None) -> None:
+    def _advance(self, reduction: Reduction, above: Slot | None = None) -> None:
         """Bind what can be bound. Of many slots, look only at those that matter: a slot `above` what has changed, and
         below it."""
-        if self.sealed or self.failure is not None:
+        if reduction.sealed or reduction.failure is not None:
             return
-        if self._all_inline():
-            self._combine_inline()
+        if self._all_inline(reduction):
+            self._combine_inline(reduction)
             return
-        tops = [self.root] if self.root is not None else [self.slots[t] for t, _ in self._terms if t in self.slots]
-        for slot in tops if above is None else [above]:
-            self._ensure(slot)
-        self._seal_if_decided()
+        for slot in reduction.tops() if above is None else [above]:
+            self._ensure(reduction, slot)
+        self._seal_if_decided(reduction)
 
-    def output_lost(self, slot: Slot) -> None:
+    def output_lost(self, reduction: Reduction, slot: Slot) -> None:
         """Nobody has the output or could turn out to have it."""
         if slot.bound:
             self._unbind(slot)
-        self.review()
+        self.review(reduction)
 
-    def completed(self, slot: Slot) -> None:
-        if slot is self.root or slot.parent is self.root:
-            self._seal_if_decided()
-        if slot is self.root:
-            self._ensure_assembler(slot)
-        if slot.parent is not None and not slot.bound and self._objects.has_copy(slot.ref):
-            self._bind_upwards(slot.parent)  # its host had it all
+    def completed(self, reduction: Reduction, slot: Slot) -> None:
+        if slot is reduction.root or slot.parent is reduction.root:
+            self._seal_if_decided(reduction)
+        if slot is reduction.root:
+            self._ensure_assembler(reduction, slot)
+        if slot.parent is not None and not slot.bound and self._table.has_copy(slot.ref):
+            self._bind_upwards(reduction, slot.parent)  # its host had it all
 
-    def unfit(self, member: Member, unfit: Unfit) -> None:
+    def unfit(self, reduction: Reduction, member: Member, unfit: Unfit) -> None:
         """Who was to combine some of it says that nobody can: this is what the user must hear, and no retry helps."""
-        slot = self.slots.get(unfit.version.ref)
+        slot = reduction.slots.get(unfit.version.ref)
         combines = slot is not None and slot.host is member and slot.version == unfit.version
-        if combines or (member.node == self._inline_host and unfit.version == self._inline_version):
-            self._give_up(Failure(FailureKind.INVALID, unfit.detail, unfit.remedy, self.record.ref))
+        if combines or (member.node == reduction.inline_host and unfit.version == reduction.inline_version):
+            self._give_up(reduction, Failure(FailureKind.INVALID, unfit.detail, unfit.remedy, reduction.target))
 
-    def adopt(self, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
+    def adopt(self, reduction: Reduction, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
         """Go on with the slots that an earlier directory laid, if they are a whole. What was chosen and not bound to a
         slot is chosen again."""
         named = {part.ref for report, _ in reports.values() for part in report.bind.parts}
-        self._seen |= named & set(self.spec.sources)  # they were ready once
-        whole = whole_of(self._objects, self.spec, reports)
+        reduction.seen |= named & set(reduction.spec.sources)  # they were ready once
+        whole = whole_of(self._table, reduction.spec, reports)
         if whole is None:
             return False
-        self.chosen, self.slots, self.root = whole.chosen, whole.slots, whole.slots.get(self.record.ref)
-        self._take_form(whole.size, whole.layout)
-        for ref, slot in self.slots.items():
-            slot.height = 1 + max((self.slots[part].height for part in slot.parts if part in self.slots), default=0)
-            record = self._objects.record(ref)
-            record.slot, record.reduction = slot, self
+        reduction.chosen, reduction.slots = whole.chosen, whole.slots
+        reduction.root = whole.slots.get(reduction.target)
+        self._take_form(reduction, whole.size, whole.layout)
+        for ref, slot in reduction.slots.items():
+            slot.height = 1 + max((below.height for below in reduction.below(slot)), default=0)
+            record = self._table.record(ref)
+            record.slot, record.reduction = slot, reduction
             assert slot.host is not None
             for part in slot.parts:
-                if part not in slot.consumed and self._objects.feed(part, slot.host, ref, slot.start):
+                if part not in slot.consumed and self._feed(part, slot.host, ref, slot.start):
                     slot.consumed.add(part)
-        tops = [slot for slot in self.slots.values() if slot.parent is None and slot is not self.root]
-        self._terms = [(slot.ref, slot.height) for slot in tops]
+        tops = [slot for slot in reduction.slots.values() if slot.parent is None and slot is not reduction.root]
+        reduction.terms = [(slot.ref, slot.height) for slot in tops]
         return True
 
-    def node_lost(self, node: NodeId) -> None:
-        if node == self._inline_host:
-            self._restart()
+    def node_lost(self, reduction: Reduction, node: NodeId) -> None:
+        if node == reduction.inline_host:
+            self._restart(reduction)
 
-    def retry(self) -> None:
+    def retry(self, reduction: Reduction) -> None:
         """The user asks again for what failed for good."""
-        if self._final:
-            self._final = False
-            self._reopen()
-            self.review()
+        if reduction.final:
+            reduction.final = False
+            self._reopen(reduction)
+            self.review(reduction)
 
-    def cancel(self) -> None:
+    def cancel(self, reduction: Reduction) -> None:
         """The target is deleted: everything that worked for it stops."""
-        self._tear_down()
+        self._tear_down(reduction)
+
+    def source_changed(self, ref: bytes) -> None:
+        record = self._table.records.get(ref)
+        if record is not None:
+            for reduction in list(record.consumers.values()):
+                self.review(reduction)
+
+    def announce_if_ready(self, record: Record) -> None:
+        if record.broadcast is None or not record.broadcast.complete():
+            return
+        self._table.tell_ready(record)
+        self.source_changed(record.ref)
 
     # --- choosing ------------------------------------------------------------------------------------------------
 
-    def _note_ready(self) -> None:
-        for ref in self.spec.sources:
-            hidden = self._objects.is_deleted(ref) and ref not in self.chosen  # only others may still use it
-            if self._objects.is_ready(ref) and not hidden:
-                self._seen.add(ref)
-                self._ready.setdefault(ref)
+    def _note_ready(self, reduction: Reduction) -> None:
+        for ref in reduction.spec.sources:
+            hidden = self._table.is_deleted(ref) and ref not in reduction.chosen  # only others may still use it
+            if self._table.is_ready(ref) and not hidden:
+                reduction.seen.add(ref)
+                reduction.ready.setdefault(ref)
             else:
-                self._ready.pop(ref, None)
+                reduction.ready.pop(ref, None)
 
-    def may_come(self, ref: bytes) -> bool:
+    def may_come(self, reduction: Reduction, ref: bytes) -> bool:
         """Whether a source can still become ready. A deleted one is not put again, but while those who were getting
         what there is of it have yet to report, one of them may have all that is needed."""
-        if ref in self.chosen and self._objects.is_deleted(ref):
-            return self._objects.has_version(self.chosen[ref])
-        return self._objects.may_come(ref, seen=ref in self._seen)
+        if ref in reduction.chosen and self._table.is_deleted(ref):
+            return self._table.has_version(reduction.chosen[ref])
+        return self._table.may_come(ref, seen=ref in reduction.seen)
 
-    def _could_finish(self) -> bool:
+    def _could_finish(self, reduction: Reduction) -> bool:
         """Enough sources are in, ready, or still to come."""
-        hopeful = sum(ref in self._ready or self._is_in(ref) or self.may_come(ref) for ref in self.spec.sources)
-        return hopeful >= self.spec.count
+        hopeful = 0
+        for ref in reduction.spec.sources:
+            hopeful += ref in reduction.ready or self._is_in(reduction, ref) or self.may_come(reduction, ref)
+        return hopeful >= reduction.spec.count
 
-    def _may_be_complete(self) -> bool:
+    def _may_be_complete(self, reduction: Reduction) -> bool:
         """The root's host died, and someone who was getting the target may have all of it; of every stripe likewise."""
-        if self.root is None:
+        if reduction.root is None:
             return False
-        makers = [self.slots[ref] for ref in self.root.parts] if self.root.gathers else [self.root]
+        makers = reduction.makers(reduction.root)
         return all(self._may_have_all(slot) for slot in makers)
 
     def _may_have_all(self, slot: Slot) -> bool:
-        broadcast = self._objects.record(slot.ref).broadcast
+        broadcast = self._table.record(slot.ref).broadcast
         return slot.host is None and broadcast is not None and not broadcast.is_lost()
 
-    def _is_in(self, ref: bytes) -> bool:
+    def _is_in(self, reduction: Reduction, ref: bytes) -> bool:
         """Chosen, and not needed any more: its bytes are in a slot that has them."""
-        if ref not in self.chosen or not self._objects.is_decided_as(ref, self.chosen[ref]):
+        if ref not in reduction.chosen or not self._table.is_decided_as(ref, reduction.chosen[ref]):
             return False
-        slots = self._slots_with(ref)
-        return bool(slots) and all(self._is_in_above(ref, slot) for slot in slots)
+        slots = self._slots_with(reduction, ref)
+        return bool(slots) and all(self._is_in_above(reduction, ref, slot) for slot in slots)
 
-    def _is_in_above(self, part: bytes, slot: Slot) -> bool:
+    def _is_in_above(self, reduction: Reduction, part: bytes, slot: Slot) -> bool:
         above: Slot | None = slot
         while above is not None:
-            if self._has_all_of(above, part) or self._objects.has_copy(above.ref):
+            if self._has_all_of(reduction, above, part) or self._table.has_copy(above.ref):
                 return True
             part, above = above.ref, above.parent
         return False
 
-    def _has_all_of(self, slot: Slot, part: bytes) -> bool:
+    def _has_all_of(self, reduction: Reduction, slot: Slot, part: bytes) -> bool:
         """Whether nobody needs the part any more for what the slot makes."""
-        return self.has_taken(slot, part) and self.is_above(slot, slot.lacks)
+        return self.has_taken(reduction, slot, part) and self.is_above(reduction, slot, slot.lacks)
 
-    def _choose_ready(self) -> None:
+    def _choose_ready(self, reduction: Reduction) -> None:
         """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""
         batch: dict[NodeId, list[bytes]] = {}
-        chosen_before = len(self.chosen)
-        for ref in self._ready:
-            if len(self.chosen) == self.spec.count:
+        chosen_before = len(reduction.chosen)
+        for ref in reduction.ready:
+            if len(reduction.chosen) == reduction.spec.count:
                 break
-            if ref in self.chosen:
+            if ref in reduction.chosen:
                 continue
-            if not self._fits(ref):
+            if not self._fits(reduction, ref):
                 return
-            self.chosen[ref] = self._objects.version_of(ref)
-            batch.setdefault(self._home_of(ref), []).append(ref)
-            self._world.tell(self.record.ref, "chose {} as {} of {}", short(ref), len(self.chosen), self.spec.count)
-        each_alone = not chosen_before and len(batch) == self.spec.count
-        if each_alone and (count := self._choose_stripes()) > 1:
-            self._lay_stripes([(refs[0], node) for node, refs in batch.items()], count)
+            reduction.chosen[ref] = self._table.version_of(ref)
+            batch.setdefault(self._table.home_of(ref), []).append(ref)
+            self._world.tell(
+                reduction.target, "chose {} as {} of {}", short(ref), len(reduction.chosen), reduction.spec.count
+            )
+        each_alone = not chosen_before and len(batch) == reduction.spec.count
+        if each_alone and (count := self._choose_stripes(reduction)) > 1:
+            self._lay_stripes(reduction, [(refs[0], node) for node, refs in batch.items()], count)
         else:
-            self._add_groups(batch)
+            self._add_groups(reduction, batch)
 
-    def _fits(self, ref: bytes) -> bool:
+    def _fits(self, reduction: Reduction, ref: bytes) -> bool:
         """The first ready source fixes what all must be like."""
-        size, layout = self._objects.form_of(ref)
-        if not self.chosen:
-            self._take_form(size, layout)
+        size, layout = self._table.form_of(ref)
+        if not reduction.chosen:
+            self._take_form(reduction, size, layout)
             return True
-        if (size, layout) == (self._size, self._layout):
+        if (size, layout) == (reduction.size, reduction.layout):
             return True
-        why = self._world.difference(self._layout, layout)
-        if why is None and size == self._size:
+        why = self._world.difference(reduction.layout, layout)
+        if why is None and size == reduction.size:
             return True
-        first = next(iter(self.chosen))
-        how = why if why is not None else f"they have {self._size} and {size} bytes"
+        first = next(iter(reduction.chosen))
+        how = why if why is not None else f"they have {reduction.size} and {size} bytes"
         detail = f"its sources {short(first)} and {short(ref)} cannot be combined: {how}"
         remedy = "reduce objects of one shape and dtype, all in C or all in Fortran order (numpy.ascontiguousarray)"
-        self._give_up(Failure(FailureKind.INVALID, detail, remedy, self.record.ref))
+        self._give_up(reduction, Failure(FailureKind.INVALID, detail, remedy, reduction.target))
         return False
 
     # --- mending -------------------------------------------------------------------------------------------------
 
-    def _mend_parts(self) -> bool:
+    def _mend_parts(self, reduction: Reduction) -> bool:
         """A chosen source that is not what it was, and whose bytes are still needed, is updated or replaced. True if a
         slot begins anew for it."""
         renewed = False
-        for ref, version in list(self.chosen.items()):
-            if (ref in self._ready and self._objects.version_of(ref) == version) or self._is_in(ref):
+        for ref, version in list(reduction.chosen.items()):
+            if (ref in reduction.ready and self._table.version_of(ref) == version) or self._is_in(reduction, ref):
                 continue
-            if ref not in self._ready and self.may_come(ref):
+            if ref not in reduction.ready and self.may_come(reduction, ref):
                 continue  # it is not known to be lost
-            slots = self._slots_with(ref)
-            spare = ref if ref in self._ready else next((s for s in self._ready if s not in self.chosen), None)
+            slots = self._slots_with(reduction, ref)
+            others = (source for source in reduction.ready if source not in reduction.chosen)
+            spare = ref if ref in reduction.ready else next(others, None)
             if spare is None:
                 continue  # perhaps one comes
-            if not self._fits(spare):
+            if not self._fits(reduction, spare):
                 return False
-            self._world.tell(self.record.ref, "{} takes the place of {}", short(spare), short(ref))
-            self._replace(ref, spare)
+            self._world.tell(reduction.target, "{} takes the place of {}", short(spare), short(ref))
+            self._replace(reduction, ref, spare)
             for slot in slots:
-                self._renew(slot)
+                self._renew(reduction, slot)
                 slot.parts = [spare if part == ref else part for part in slot.parts]
-                slot.prefers = self._home_of(spare)
+                slot.prefers = self._table.home_of(spare)
             if slots:
                 renewed = True
                 continue
-            if self._held is not None and ref in self._held[0]:
-                self._held = ([spare if part == ref else part for part in self._held[0]], self._home_of(spare))
+            if reduction.held is not None and ref in reduction.held[0]:
+                held = [spare if part == ref else part for part in reduction.held[0]]
+                reduction.held = (held, self._table.home_of(spare))
             else:
-                self._terms = [(spare if term == ref else term, height) for term, height in self._terms]
+                reduction.terms = [(spare if term == ref else term, height) for term, height in reduction.terms]
         return renewed
 
-    def _replace(self, ref: bytes, spare: bytes) -> None:
+    def _replace(self, reduction: Reduction, ref: bytes, spare: bytes) -> None:
         """Keep the order of choice: contributors are told in it, and the result has the layout of the first."""
-        if ref == next(iter(self.chosen)):
-            _, self._layout = self._objects.form_of(spare)
-        before, self.chosen = self.chosen, self._chosen_with(ref, spare)
-        self._objects.release_sources(before)
+        if ref == next(iter(reduction.chosen)):
+            _, reduction.layout = self._table.form_of(spare)
+        before, reduction.chosen = reduction.chosen, self._chosen_with(reduction, ref, spare)
+        self._versions.release_sources(before)
 
-    def _chosen_with(self, ref: bytes, spare: bytes) -> dict[bytes, Version]:
+    def _chosen_with(self, reduction: Reduction, ref: bytes, spare: bytes) -> dict[bytes, Version]:
         return {
             (spare if source == ref else source): (
-                self._objects.version_of(spare) if source == ref else self.chosen[source]
+                self._table.version_of(spare) if source == ref else reduction.chosen[source]
             )
-            for source in self.chosen
+            for source in reduction.chosen
         }
 
-    def _renew(self, slot: Slot) -> None:
+    def _renew(self, reduction: Reduction, slot: Slot) -> None:
         """The slot's parts are not the same any more: it and everything above begins a new version."""
         above: Slot | None = slot
         while above is not None:
-            self._end_output(above)
+            self._end_output(reduction, above)
             above = above.parent
-
-    def _add_slot(self, slot: Slot) -> Slot:
-        self._objects.record(slot.ref).reduction = self
-        return super()._add_slot(slot)
 
     # --- small objects -------------------------------------------------------------------------------------------
 
-    def _all_inline(self) -> bool:
-        if self._inline_version is not None:
+    def _all_inline(self, reduction: Reduction) -> bool:
+        if reduction.inline_version is not None:
             return True
-        if len(self.chosen) < self.spec.count or not self._objects.has_inline_room(self._size):
+        if len(reduction.chosen) < reduction.spec.count or not self._versions.has_inline_room(reduction.size):
             return False
-        return all(self._objects.inline_of(ref, version) is not None for ref, version in self.chosen.items())
+        return all(self._table.inline_of(ref, version) is not None for ref, version in reduction.chosen.items())
 
-    def _combine_inline(self) -> None:
+    def _combine_inline(self, reduction: Reduction) -> None:
         """The bytes are all here: one node combines them and sends back the result."""
-        if self._inline_version is not None:
+        if reduction.inline_version is not None:
             return
-        self._drop_slots()
-        requester = self._objects.members.get(self._requester)
+        self._drop_slots(reduction)
+        requester = self._table.members.get(reduction.requester)
         candidates = [requester] if requester is not None and requester.usable() else []
-        candidates += [member for member in self._objects.members if member.usable()]
+        candidates += [member for member in self._table.members if member.usable()]
         if not candidates:
-            self._world.timers.set(("reduce", self.record.ref), self._world.now + REFUSED_FOR)
+            self._world.timers.set(("reduce", reduction.target), self._world.now + REFUSED_FOR)
             return
         host = candidates[0]
-        self._inline_version = self._objects.new_version(self.record.ref)
-        self._inline_host = host.node
-        self._objects.involve(self.record, host)
-        parts = tuple(self._objects.inline_of(ref, version) or b"" for ref, version in self.chosen.items())
-        form = (self._layout, self.spec.op)
-        self._world.send(host.node, CombineInline(self._inline_version, *form, parts, self._divisor(None)))
+        reduction.inline_version = self._versions.new_version(reduction.target)
+        reduction.inline_host = host.node
+        self._table.involve(reduction.record, host)
+        parts = tuple(self._table.inline_of(ref, version) or b"" for ref, version in reduction.chosen.items())
+        form = (reduction.layout, reduction.spec.op)
+        self._world.send(
+            host.node, CombineInline(reduction.inline_version, *form, parts, self._divisor(reduction, None))
+        )
 
-    def inline_result(self, member: Member, combined: CombinedInline) -> None:
+    def inline_result(self, reduction: Reduction, member: Member, combined: CombinedInline) -> None:
         version, data = combined.version, combined.data
-        if version != self._inline_version or member.node != self._inline_host or len(data) != self._size:
+        if version != reduction.inline_version or member.node != reduction.inline_host or len(data) != reduction.size:
             return
-        if not self._objects.has_inline_room(len(data)):
-            self._restart()  # others were quicker: combine it where objects live
+        if not self._versions.has_inline_room(len(data)):
+            self._restart(reduction)  # others were quicker: combine it where objects live
         else:
-            self._objects.begin_inline(self.record, version, self._layout, data)
-            if combined.kept and self.record.broadcast is not None:
-                self.record.broadcast.add_copy(member)
-            self._finish()
+            self._versions.begin_inline(reduction.record, version, reduction.layout, data)
+            if combined.kept and reduction.record.broadcast is not None:
+                reduction.record.broadcast.add_copy(member)
+            self._finish(reduction)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    def _seal_if_decided(self) -> None:
+    def _seal_if_decided(self, reduction: Reduction) -> None:
         """Seal a complete root, unless a source of it could still turn out to be another version. A host that is still
         at work has all the bytes that a getter has, and says so next; it is not interrupted."""
-        root = self.root
-        if root is None or root.version is None or not self._objects.has_copy(root.ref):
+        root = reduction.root
+        if root is None or root.version is None or not self._table.has_copy(root.ref):
             return
-        makers = [self.slots[ref] for ref in root.parts] if root.gathers else [root]
+        makers = reduction.makers(root)
         for slot in makers:
-            if slot.host is not None and not self._objects.has_part(slot.ref, slot.host.node, complete=True):
+            if slot.host is not None and not self._table.has_part(slot.ref, slot.host.node, complete=True):
                 return
-        if not any(self._objects.is_undecided(ref) for ref in self.chosen):
-            self._seal()
+        if not any(self._table.is_undecided(ref) for ref in reduction.chosen):
+            self._seal(reduction)
 
-    def _seal(self) -> None:
-        broadcast = self.record.broadcast
+    def _seal(self, reduction: Reduction) -> None:
+        broadcast = reduction.record.broadcast
         assert broadcast is not None
         broadcast.sealed = True
-        self._world.tell(self.record.ref, "{} is sealed", broadcast.version)
-        self._finish()
+        self._world.tell(reduction.target, "{} is sealed", broadcast.version)
+        self._finish(reduction)
 
-    def _finish(self) -> None:
+    def _finish(self, reduction: Reduction) -> None:
         """The target is an object like any other now; what made it goes."""
-        broadcast = self.record.broadcast
+        broadcast = reduction.record.broadcast
         assert broadcast is not None
-        origin = Origin(self.spec, tuple(self.chosen.values()))
-        self._objects.decide(self.record, origin)
+        origin = Origin(reduction.spec, tuple(reduction.chosen.values()))
+        self._versions.decide(reduction.record, origin)
         for node in broadcast.copies:
-            self.record.waiting.pop(node, None)
+            reduction.record.waiting.pop(node, None)
         for node in broadcast.nodes():
             self._world.send(node, Sealed(broadcast.version, origin))
-        if self.root is not None and self.root.host is not None:
-            self._stop_feeding(self.root, self.root.host)  # of an empty object nothing need have come
-        self.record.reduction = self.record.slot = None
-        self._world.timers.cancel(("reduce", self.record.ref))
-        self._drop_slots(keep=[self.record.ref, *stripes.outlive(self._objects, self.record)])
-        self._objects.reduction_ended(self)
+        if reduction.root is not None and reduction.root.host is not None:
+            self._stop_feeding(reduction.root, reduction.root.host)  # of an empty object nothing need have come
+        reduction.record.reduction = reduction.record.slot = None
+        self._world.timers.cancel(("reduce", reduction.target))
+        self._drop_slots(reduction, keep=[reduction.target, *stripes.outlive(self._table, reduction.record)])
+        self.ended(reduction)
 
-    def _give_up(self, failure: Failure) -> None:
-        self._final = True
-        self._fail(failure)
+    def _give_up(self, reduction: Reduction, failure: Failure) -> None:
+        reduction.final = True
+        self._fail(reduction, failure)
 
-    def _fail(self, failure: Failure) -> None:
-        self.failure = failure
-        self._world.tell(self.record.ref, "failed: {}", failure.detail)
-        self._objects.fail_waiters(self.record, failure)
-        self._tear_down()
-        self.record.waiting.clear()  # they were told
+    def _fail(self, reduction: Reduction, failure: Failure) -> None:
+        reduction.failure = failure
+        self._world.tell(reduction.target, "failed: {}", failure.detail)
+        self._fail_waiters(reduction, failure)
+        self._tear_down(reduction)
+        reduction.record.waiting.clear()  # they were told
 
-    def _restart(self) -> None:
-        self._tear_down()
-        self.review()
+    def _fail_waiters(self, reduction: Reduction, failure: Failure) -> None:
+        record = reduction.record
+        getters = [key for key in record.broadcast.receivers if not isinstance(key, tuple)] if record.broadcast else []
+        for node in dict.fromkeys([*record.waiting, *getters]):
+            self._world.send(node, Failed(record.ref, failure))
+        record.waiting.clear()
+        self._table.tell_ready(record)
+        self._table.fail_askers(record, failure)
+        self.source_changed(record.ref)
 
-    def _reopen(self) -> None:
+    def ended(self, reduction: Reduction) -> None:
+        """Decided or cancelled: its sources are free, and those deleted meanwhile go."""
+        target = reduction.record
+        for node in reduction.requesters:
+            if self._table.members.get(node) is not None:
+                self._world.send(node, Over(target.ref))
+        if target.contributors is not None:
+            for node, call in target.askers:
+                self._world.send(node, Contributors(call, tuple(target.contributors)))
+            target.askers.clear()
+        for ref in reduction.spec.sources:
+            record = self._table.records.get(ref)
+            if record is None:
+                continue
+            record.consumers.pop(target.ref, None)
+            self._versions.release_sources([ref])
+            self._settle(record)
+        self.announce_if_ready(target)
+        self.source_changed(target.ref)
+
+    def _restart(self, reduction: Reduction) -> None:
+        self._tear_down(reduction)
+        self.review(reduction)
+
+    def _reopen(self, reduction: Reduction) -> None:
         """A source that was missing has been put again: begin anew."""
-        self.failure = None
-        self._world.tell(self.record.ref, "reopened")
-        self._objects.source_changed(self.record.ref)  # what is made from it may hope again
+        reduction.failure = None
+        self._world.tell(reduction.target, "reopened")
+        self.source_changed(reduction.target)  # what is made from it may hope again
 
-    def _shortage(self) -> Failure:
-        gone = [ref for ref in self.spec.sources if not self.may_come(ref)]
-        deleted = [ref for ref in gone if self._objects.is_deleted(ref)]
+    def _shortage(self, reduction: Reduction) -> Failure:
+        spec = reduction.spec
+        gone = [ref for ref in spec.sources if not self.may_come(reduction, ref)]
+        deleted = [ref for ref in gone if self._table.is_deleted(ref)]
         lost = [ref for ref in gone if ref not in deleted]
-        detail = f"only {len(self.spec.sources) - len(gone)} of its sources are left and it needs {self.spec.count}"
+        detail = f"only {len(spec.sources) - len(gone)} of its sources are left and it needs {spec.count}"
         for what, refs in (("lost", lost), ("deleted", deleted)):
             detail += f"; {what}: {', '.join(map(short, refs[:8]))}" if refs else ""
         remedy = "put a lost source again; the reduction then goes on"
-        if len(self.spec.sources) - len(deleted) < self.spec.count:
+        if len(spec.sources) - len(deleted) < spec.count:
             remedy = "reduce other sources into another ref: deleted objects do not come back"
-        return Failure(FailureKind.LOST, detail, remedy, self.record.ref)
+        return Failure(FailureKind.LOST, detail, remedy, reduction.target)
 
-    def _tear_down(self) -> None:
-        self._drop_slots()
-        chosen, self.chosen = self.chosen, {}
-        self._objects.release_sources(chosen)
-        self._terms.clear()
-        self._held = None
-        self._inline_version = self._inline_host = None
-        self._world.timers.cancel(("reduce", self.record.ref))
+    def _tear_down(self, reduction: Reduction) -> None:
+        self._drop_slots(reduction)
+        chosen, reduction.chosen = reduction.chosen, {}
+        self._versions.release_sources(chosen)
+        reduction.terms.clear()
+        reduction.held = None
+        reduction.inline_version = reduction.inline_host = None
+        self._world.timers.cancel(("reduce", reduction.target))

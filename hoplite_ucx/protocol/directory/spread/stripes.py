@@ -5,26 +5,21 @@ stripes, each with a chain of its own along one ring, and the chains ending at e
 links carry only 2(n-1)/n of the bytes.
 
 The reduction owns the selection of sources, the slots of all stripes and the seal; its root is a slot that *gathers*:
-its parts are the stripes, and it has no host, since everyone who gets the target puts it together for himself. Here is
-how that is done: who waits for the target is told to assemble it, and becomes a receiver of every stripe, in the order
-of the ring. Rules kept:
+its parts are the stripes, and it has no host, since everyone who gets the target puts it together for himself. Who
+waits for the target is told to assemble it, and becomes a receiver of every stripe (see `placing`). Rules kept:
 - Who assembles counts as a receiver of the target that might turn out to have it all, until it says otherwise.
 - Stripes outlive the seal as ordinary objects, while someone still assembles from them. If one is lost then, they all
   end: whoever has not finished reports that, and gets the target whole from one who has.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import BIND_ALIGNMENT, Drop, Sealed, Stripe
-
-if TYPE_CHECKING:
-    from hoplite_ucx.protocol.directory.objects import Objects, Record
 
 
 def cuts(size: int, count: int) -> list[tuple[int, int]]:
@@ -35,86 +30,66 @@ def cuts(size: int, count: int) -> list[tuple[int, int]]:
     return [(low, high - low) for low, high in pairwise(edges)]
 
 
-def assemble(objects: Objects, record: Record) -> None:
-    """Let those who wait for a striped target put it together: each is sent all stripes that it does not make."""
-    target = record.broadcast
-    members = target.assemble() if target is not None else []
-    if target is None or not members:
-        return
-    seats = {node: seat for seat, node in enumerate(record.reduction.ring() if record.reduction is not None else ())}
-    for stripe in target.stripes:
-        output, tree = objects.records[stripe.version.ref], _tree_of(objects, stripe)
-        end = seats.get(output.slot.prefers, 0) if output.slot is not None else 0
-        distance = {node: (seat - end) % len(seats) for node, seat in seats.items()}
-        behind = None if tree.getters() else tree.producer  # who comes late is placed like anyone
-        for member in sorted(members, key=lambda member: distance.get(member.node, len(seats))):
-            if tree.producer != member.node and member.node not in tree.copies:
-                objects.involve(output, member)
-                tree.want(member, behind=behind)
-                behind = member.node
-        objects.place(output)
-
-
-def leave(objects: Objects, target: Broadcast, member: Member, number: int) -> None:
+def leave(table: Table, target: Broadcast, member: Member, number: int) -> None:
     """The node assembles the target no more: what it had of the stripes, unless it makes them, is gone."""
     if not target.is_assembling(member.node) or target.receivers[member.node].number != number:
         return
     for stripe in target.stripes:
-        output = objects.records[stripe.version.ref]
-        tree = _tree_of(objects, stripe)
+        output = table.records[stripe.version.ref]
+        tree = tree_of(table, stripe)
         makes_it = output.slot is not None and output.slot.host is member
         if not makes_it and (member.node in tree.copies or member.node in tree.receivers):
             tree.remove(member.node)
-            objects.world.send(member.node, Drop(stripe.version))
-            objects.look_at(output.ref)
+            table.world.send(member.node, Drop(stripe.version))
+            table.mark(output.ref)
 
 
-def outlive(objects: Objects, record: Record) -> list[bytes]:
+def outlive(table: Table, record: Record) -> list[bytes]:
     """The target is decided. If someone still assembles it, its stripes become objects like any other, and are
     returned; else they go with the reduction."""
     target = record.broadcast
     assert target is not None
     refs = [stripe.version.ref for stripe in target.stripes]
-    if not target.has_assemblers() or not all(objects.has_copy(ref) for ref in refs):
+    if not target.has_assemblers() or not all(table.has_copy(ref) for ref in refs):
         target.stripes = ()
         return []
     for stripe in target.stripes:
-        output, tree = objects.records[stripe.version.ref], _tree_of(objects, stripe)
+        output, tree = table.records[stripe.version.ref], tree_of(table, stripe)
         output.reduction = output.slot = None
         output.stripe_of = record.ref
         output.decided = stripe.version
         tree.sealed = True
         for node in tree.nodes():
-            objects.world.send(node, Sealed(stripe.version))
+            table.world.send(node, Sealed(stripe.version))
     return refs
 
 
-def is_used(objects: Objects, record: Record, node: NodeId) -> bool:
+def is_used(table: Table, record: Record, node: NodeId) -> bool:
     """Whether the record is a stripe that outlived the seal, and the node puts the target together with its copy."""
-    target = objects.records[record.stripe_of].broadcast if record.stripe_of is not None else None
+    target = table.records[record.stripe_of].broadcast if record.stripe_of is not None else None
     return target is not None and target.is_assembling(node)
 
 
-def end_if_unused(objects: Objects, record: Record) -> None:
+def end_if_unused(table: Table, record: Record) -> None:
     """Stripes that outlived the seal go when nobody assembles from them any more."""
     target = record.broadcast
     if target is not None and target.stripes and record.reduction is None and not target.has_assemblers():
-        end(objects, target)
+        end(table, target)
 
 
-def end(objects: Objects, target: Broadcast) -> None:
+def end(table: Table, target: Broadcast) -> None:
     """The stripes of a decided target are over. Who still assembles from them is told, and reports to the target."""
     stripes, target.stripes = target.stripes, ()
     if stripes:
-        objects.look_at(target.version.ref)  # without them, and without a copy, it is lost
+        table.mark(target.version.ref)  # without them, and without a copy, it is lost
     for stripe in stripes:
-        output = objects.records[stripe.version.ref]
-        objects.reset(output)
+        output = table.records[stripe.version.ref]
+        table.reset(output)
         output.stripe_of = output.decided = None
-        objects.look_at(output.ref)
+        table.mark(output.ref)
 
 
-def _tree_of(objects: Objects, stripe: Stripe) -> Broadcast:
-    tree = objects.records[stripe.version.ref].broadcast
+def tree_of(table: Table, stripe: Stripe) -> Broadcast:
+    tree = table.records[stripe.version.ref].broadcast
     assert tree is not None
     return tree

@@ -1,0 +1,54 @@
+"""Who waits for an object is placed in its tree, or told to put it together from stripes."""
+
+from hoplite_ucx.protocol.directory.records import Record
+from hoplite_ucx.protocol.directory.spread.stripes import tree_of
+from hoplite_ucx.protocol.directory.table import Table
+
+
+def place(table: Table, record: Record) -> None:
+    broadcast = record.broadcast
+    if broadcast is not None and broadcast.waits():
+        broadcast.place()
+        _assemble(table, record)
+    if broadcast is not None and broadcast.waits():
+        table.starving[record.ref] = None
+    else:
+        table.starving.pop(record.ref, None)
+
+
+def place_again(table: Table, record: Record) -> None:
+    """Something outside the tree has changed: whoever found no sender may find one now."""
+    if record.broadcast is not None:
+        record.broadcast.reconsider()
+    place(table, record)
+
+
+def place_starving(table: Table) -> None:
+    """A node can send again: receivers without a sender may find one. What runs already comes before what could, of
+    any object."""
+    for ref in table.starving:
+        if (broadcast := table.records[ref].broadcast) is not None:
+            broadcast.link_adopted()
+    for ref in list(table.starving):
+        place_again(table, table.records[ref])
+
+
+def _assemble(table: Table, record: Record) -> None:
+    """Let those who wait for a striped target put it together: each is sent all stripes that it does not make,
+    in the order of the ring."""
+    target = record.broadcast
+    members = target.assemble() if target is not None else []
+    if target is None or not members:
+        return
+    seats = {node: seat for seat, node in enumerate(record.reduction.ring() if record.reduction is not None else ())}
+    for stripe in target.stripes:
+        output, tree = table.records[stripe.version.ref], tree_of(table, stripe)
+        end = seats.get(output.slot.prefers, 0) if output.slot is not None else 0
+        distance = {node: (seat - end) % len(seats) for node, seat in seats.items()}
+        behind = None if tree.getters() else tree.producer  # who comes late is placed like anyone
+        for member in sorted(members, key=lambda member: distance.get(member.node, len(seats))):
+            if tree.producer != member.node and member.node not in tree.copies:
+                table.involve(output, member)
+                tree.want(member, behind=behind)
+                behind = member.node
+        place(table, output)
