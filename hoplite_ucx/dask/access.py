@@ -1,0 +1,168 @@
+"""Getting at an object: in a task, where a loss makes Dask compute it again, and in a client.
+
+Dask knows that the object was put: its anchor has run. So an object that the directory does not know is lost, and
+nobody waits for it. While it is known, it comes: every get is bounded, and is made again for as long as the directory
+knows the object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distributed import Reschedule, get_worker
+
+import hoplite_ucx as hoplite
+from hoplite_ucx.dask.decoded_values import values
+from hoplite_ucx.dask.leases import Lease, closed, lease_of
+from hoplite_ucx.errors import ClosedError, Failure, FailureKind, GetTimeoutError, HopliteError, ObjectLostError
+from hoplite_ucx.runtime.worker.object_info import ObjectInfo
+
+if TYPE_CHECKING:
+    from hoplite_ucx.dask.handles import Shared
+
+LOST = "hoplite_lost"
+"""The message that tells the scheduler's plugin of a loss."""
+RESULT_SECONDS = 300.0
+_SLICE = 5.0
+_ATTEMPTS = 3
+"""So often an agent may be replaced while one value is fetched."""
+_POLL = 0.05
+
+
+class Lost(Exception):  # noqa: N818 - an event within this package, not an error for users
+    """Every copy is gone."""
+
+
+def open_in_task(cluster_id: str, ref: bytes, key: Any, _anchor: Any = None) -> Any:
+    """The value, in the task that takes it. If it is lost, that task is run again after the one that makes the
+    value."""
+    lease = lease_of(cluster_id)
+    name = hoplite.ObjectRef(ref)
+    try:
+        return values.get(ref, lambda keep: _fetch(lease, name, keep))
+    except Lost:
+        report_lost(key)
+        raise Reschedule from None
+
+
+def report_lost(key: Any) -> None:
+    """In a task: the scheduler has the key's object made again, or cancels what depends on it."""
+    try:
+        worker = get_worker()
+    except ValueError:
+        raise _lost_for_good(key) from None
+    worker.loop.add_callback(worker.batched_stream.send, {"op": LOST, "key": key})
+
+
+def _fetch(lease: Lease, ref: hoplite.ObjectRef, keep: Callable[[], None]) -> Any:
+    for attempt in range(1, _ATTEMPTS + 1):
+        cluster = lease.cluster
+        try:
+            while known := _known(cluster.info(ref)):
+                try:
+                    value = cluster.get(ref, timeout=_SLICE)
+                except GetTimeoutError:
+                    continue
+                if _is_pickled(known):
+                    keep()
+                return value
+        except ObjectLostError:
+            break
+        except ClosedError:  # the agent died: another one is on its way
+            if attempt == _ATTEMPTS:
+                raise
+            _await_another(lease, cluster)
+        else:
+            break
+    raise Lost
+
+
+def _await_another(lease: Lease, old: hoplite.Cluster) -> None:
+    """The lease's thread notices the agent's end a moment after the calls do."""
+    ends = time.monotonic() + 5.0
+    while lease.joined() is old and time.monotonic() < ends:
+        time.sleep(_POLL)
+
+
+def _known(found: ObjectInfo) -> ObjectInfo | None:
+    """None if it is lost. Of a reduction that has failed, a get says why."""
+    if found.state is hoplite.ObjectState.DELETED:
+        detail = "Dask has forgotten the future behind this handle, and the object was deleted"
+        remedy = "keep the handle, or a future that depends on it, until the last task that takes it was submitted"
+        raise Failure(FailureKind.DELETED, detail, remedy, found.ref.binary).exception()
+    return None if found.state is hoplite.ObjectState.UNKNOWN else found
+
+
+def _is_pickled(found: ObjectInfo) -> bool:
+    return found.layout is not None and found.layout.startswith("a pickled")
+
+
+def _lost_for_good(key: Any) -> HopliteError:
+    detail = f"every copy of the object of {key!r} is lost, and only a task can have it made again"
+    return Failure(FailureKind.LOST, detail, "pass the handle to a task, or make the object again").exception()
+
+
+# --- in a client ------------------------------------------------------------------------------------------------
+
+
+async def result(shared: Shared, timeout: float | None) -> Any:
+    """What `Shared.result` returns. A lost object is made again by a task that takes it and returns nothing."""
+    ends = None if timeout is None else time.monotonic() + timeout
+    client = shared.future.client
+    while True:
+        await _anchor_of(shared, _left(ends))
+        lease = lease_of(shared.args[0])
+        cluster = await lease.cluster_soon()
+        try:
+            while _known(await cluster.aio.info(shared.ref)) is not None:
+                try:
+                    left = _left(ends)
+                    return await cluster.aio.get(shared.ref, timeout=_SLICE if left is None else min(left, _SLICE))
+                except GetTimeoutError:
+                    if ends is not None and time.monotonic() >= ends:
+                        raise
+        except ObjectLostError:
+            pass
+        except ClosedError:
+            await asyncio.to_thread(_await_another, lease, cluster)
+            if ends is not None and time.monotonic() >= ends:
+                raise
+            continue
+        again = client.submit(_touch, shared, pure=False)
+        await asyncio.wait_for(again._result(), _left(ends))
+
+
+def _touch(_value: Any) -> None:
+    """Takes the value: Dask has it made if it is lost."""
+
+
+async def contributors(shared: Shared, timeout: float | None) -> list[int]:
+    if not shared._sources:
+        raise closed("this handle is not the result of a reduction", "call contributors on what reduce returned")
+    await _anchor_of(shared, timeout)
+    lease = lease_of(shared.args[0])
+    cluster = await lease.cluster_soon()
+    places = {source.ref: place for place, source in enumerate(shared._sources)}
+    return [places[ref] for ref in await cluster.aio.contributors(shared.ref, timeout=timeout)]
+
+
+async def _anchor_of(shared: Shared, seconds: float | None) -> None:
+    """Wait for the anchor; raises what made it fail."""
+    try:
+        await asyncio.wait_for(shared.future._result(), seconds)
+    except TimeoutError:
+        detail = f"the tasks that make this object have not finished after {seconds:g} s"
+        failure = Failure(FailureKind.TIMEOUT, detail, "look at them in Dask's dashboard, or give a longer timeout")
+        raise failure.exception() from None
+    except HopliteError:  # for want of sources, perhaps: then what they raised says more
+        for source in shared._sources:
+            if source.future.status == "error":
+                await source.future._result()
+        raise
+
+
+def _left(ends: float | None) -> float | None:
+    return None if ends is None else max(0.0, ends - time.monotonic())

@@ -1,0 +1,77 @@
+"""In a worker: it holds a lease of its host's agent, and carries out what the scheduler's plugin asks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from distributed import WorkerPlugin, get_worker
+
+import hoplite_ucx as hoplite
+from hoplite_ucx.dask import leases, scheduler_plugin
+from hoplite_ucx.dask.decoded_values import values
+from hoplite_ucx.dask.handles import SharedResult
+from hoplite_ucx.dask.leases import Lease, closed
+from hoplite_ucx.dask.terms import Terms
+
+NAME = "hoplite"
+_FETCH_SECONDS = 300.0
+_DELETE_SECONDS = 10.0
+
+
+class HopliteWorker(WorkerPlugin):
+    name = NAME
+    idempotent = True
+
+    lease: Lease
+
+    async def setup(self, worker: Any) -> None:
+        terms = Terms(**await getattr(worker.scheduler, scheduler_plugin.TERMS)())
+        self.lease = await asyncio.to_thread(leases.hold, terms, worker)
+        worker.handlers[scheduler_plugin.FETCH] = self.fetch
+        worker.handlers[scheduler_plugin.DELETE] = self.delete
+        worker.stream_handlers[scheduler_plugin.FORGET] = self.forget
+
+    async def teardown(self, worker: Any) -> None:
+        await asyncio.to_thread(self.lease.release, worker)
+
+    async def fetch(self, ref: bytes) -> str:
+        """Into the host's store. Nothing is decoded."""
+        await asyncio.to_thread(_fetch, self.lease, ref)
+        return "OK"
+
+    async def delete(self, refs: list[bytes]) -> str:
+        cluster = self.lease.joined()
+        if cluster is None:
+            return "this worker's agent is being replaced"
+        await cluster.aio.delete([hoplite.ObjectRef(ref) for ref in refs], timeout=_DELETE_SECONDS)
+        return "OK"
+
+    def forget(self, refs: list[bytes], **_: Any) -> None:
+        values.forget(refs)
+
+
+def _fetch(lease: Lease, ref: bytes) -> None:
+    lease.cluster._of.client.get_one(ref, _FETCH_SECONDS)
+
+
+def share(value: Any) -> SharedResult:
+    """Inside a task: store a value for other tasks, and return what stands for it, to be returned by the task.
+
+    The object lives for as long as Dask keeps the task's key, and is made again by running the task if it is lost. The
+    next task receives the value if its argument is `value_of(future)`.
+    """
+    try:
+        worker = get_worker()
+    except ValueError:
+        raise closed("share was called outside a Dask task", "use broadcast(client, value) in a client") from None
+    plugin = worker.plugins.get(NAME)
+    if not isinstance(plugin, HopliteWorker):
+        detail = f"hoplite is not installed in the Dask worker {worker.address}"
+        raise closed(detail, "call hoplite_ucx.dask.install(client) first, and see the worker's log")
+    # Under a name made before, it is known everywhere when put returns: who asks for it later and finds nothing lost
+    # it.
+    ref = plugin.lease.cluster.put(value, ref=hoplite.new_ref()).binary
+    key = worker.get_current_task()
+    worker.loop.add_callback(worker.batched_stream.send, {"op": scheduler_plugin.MADE, "key": key, "ref": ref})
+    return SharedResult(plugin.lease.terms.cluster_id, ref, key)

@@ -1,0 +1,95 @@
+"""What a Dask user hears when something is wrong, in Dask's words and with a remedy."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hoplite_ucx.dask as hoplite_dask
+from hoplite_ucx.errors import ClosedError, InvalidRequestError
+from tests.tools import dask_tasks as tasks
+from tests.tools.waiting import HANG
+
+SIZE = 100_000
+
+
+def test_without_install(client: Any) -> None:
+    from distributed import Client
+
+    with Client(client.scheduler.address) as other:
+        with pytest.raises(ClosedError, match=r"not installed in this Dask client.*install\(client\)"):
+            hoplite_dask.broadcast(other, 1)
+        hoplite_dask.install(other)
+        assert hoplite_dask.broadcast(other, 1).result() == 1
+        future = other.submit(tasks.make, 10, 1.0, pure=False)
+        with pytest.raises(InvalidRequestError, match="another Dask client"):
+            hoplite_dask.broadcast(client, future)
+    assert hoplite_dask.broadcast(client, 2).result() == 2  # the other one left, this one did not
+
+
+def test_bad_arguments(client: Any) -> None:
+    future = client.submit(tasks.make, 10, 1.0, pure=False)
+    with pytest.raises(InvalidRequestError, match="list of futures"):
+        hoplite_dask.reduce(future)
+    with pytest.raises(InvalidRequestError, match="list of futures"):
+        hoplite_dask.reduce([])
+    with pytest.raises(InvalidRequestError, match="not a future"):
+        hoplite_dask.reduce([future, 1])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="count"):
+        hoplite_dask.reduce([future], count=2)
+    with pytest.raises(InvalidRequestError, match="operation"):
+        hoplite_dask.reduce([future], "median")
+    with pytest.raises(InvalidRequestError, match="memory"):
+        hoplite_dask.install(client, memory="much")
+    with pytest.raises(InvalidRequestError, match="needs a future"):
+        hoplite_dask.value_of(1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not what share"):
+        client.submit(tasks.total, hoplite_dask.value_of(future), pure=False).result(HANG)
+    with pytest.raises(ClosedError, match="outside a Dask task"):
+        hoplite_dask.share(1)
+
+
+def test_a_source_that_fails(client: Any) -> None:
+    good = client.submit(tasks.make, SIZE, 1.0, pure=False)
+    bad = client.submit(tasks.fail, pure=False)
+    handle = hoplite_dask.reduce([good, bad])
+    with pytest.raises(ZeroDivisionError, match="own exception"):
+        client.submit(tasks.total, handle).result(HANG)
+    with pytest.raises(ZeroDivisionError, match="own exception"):
+        handle.result()
+    with pytest.raises(ZeroDivisionError, match="own exception"):
+        hoplite_dask.broadcast(client, bad, prefetch=True)
+    first = hoplite_dask.reduce([good, bad], count=1)
+    assert first.result()[0] == 1.0
+    neither = hoplite_dask.reduce([bad, client.submit(tasks.fail, 1, pure=False)], count=1)
+    with pytest.raises(ZeroDivisionError, match="own exception"):
+        neither.result()
+
+
+def test_sources_that_differ(client: Any) -> None:
+    futures = [client.submit(tasks.make, SIZE + number, 1.0, pure=False) for number in range(2)]
+    handle = hoplite_dask.reduce(futures)
+    with pytest.raises(InvalidRequestError):
+        client.submit(tasks.total, handle).result(HANG)
+    with pytest.raises(InvalidRequestError):
+        handle.result()
+
+
+def test_a_handle_of_another_cluster(client: Any) -> None:
+    handle = hoplite_dask.broadcast(client, np.ones(SIZE))
+    foreign = hoplite_dask.Shared(None, handle.func, "another", *handle.args[1:])
+    with pytest.raises(ClosedError, match="another Dask cluster"):
+        client.submit(tasks.total, foreign).result(HANG)
+    travelled = pickle.loads(pickle.dumps(handle))
+    with pytest.raises(ClosedError, match="travelled with a task graph"):
+        travelled.result()
+
+
+def test_a_handle_whose_future_is_forgotten(client: Any) -> None:
+    from distributed.client import FutureCancelledError
+
+    handle = hoplite_dask.broadcast(client, np.ones(SIZE))
+    handle.future.cancel()
+    with pytest.raises(FutureCancelledError):
+        client.submit(tasks.total, handle).result(HANG)

@@ -1,0 +1,77 @@
+"""What the tests of the Dask adapter run as tasks, and what they ask its workers. Workers import this module."""
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+import hoplite_ucx.dask as hoplite_dask
+from hoplite_ucx.dask import leases
+from hoplite_ucx.dask.decoded_values import values
+
+Array = Any
+
+
+def make(size: int, value: float) -> Array:
+    return np.full(size, value)
+
+
+def fail(*_: object) -> Array:
+    raise ZeroDivisionError("the source's own exception")
+
+
+def share_array(size: int, value: float) -> hoplite_dask.SharedResult:
+    return hoplite_dask.share(np.full(size, value))
+
+
+def total(array: Array) -> float:
+    return float(np.asarray(array).sum())
+
+
+def kind(value: object) -> str:
+    return type(value).__name__
+
+
+def add_first(number: float, array: Array) -> float:
+    return number + float(array[0])
+
+
+def nested(tree: dict[str, Any]) -> float:
+    return float(tree["arrays"][1][0]) + tree["number"]
+
+
+def open_result(result: hoplite_dask.SharedResult) -> float:
+    return float(result.get().sum())
+
+
+class Counted:
+    """Counts in each process how often it was unpickled."""
+
+    loads = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.__dict__.update(state)
+        Counted.loads += 1
+
+
+def loads_of(counted: Counted) -> tuple[int, int, int]:
+    return os.getpid(), counted.number, Counted.loads
+
+
+def agent_of_this_process() -> tuple[str, int, int]:
+    """Its name, how many objects its store holds, and how many decoded values are kept here."""
+    (lease,) = [lease for lease in leases._leases.values() if lease.joined() is not None]
+    cluster = lease.cluster
+    return cluster.agent, int(cluster._of.client.status()["objects"]), len(values)
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def descriptors_and_threads() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
