@@ -1,18 +1,18 @@
 """What the user wants of links: a TOML file, with `HOPLITE_*` variables over it. Read once, checked whole, then fixed.
 
     [links]
-    transport = "auto"          # auto, tcp, ucx or rdma: for links that no rule speaks of
-    require = "rdma"            # fail rather than use anything else; left out, TCP is always the way out
+    transport = "auto"          # auto, tcp, ucx or rdma: for links without a matching rule
+    require = "rdma"            # fail rather than use anything else; if left out, TCP is the fallback
     cooldown = 30               # seconds for which a transport that failed on a link is not tried there
 
-    [[links.rules]]             # the first that fits decides
+    [[links.rules]]             # the first that matches decides
     subnet = "198.18.0.0/16"    # of the peer's address; or host = "gpu-*", the peer as it is addressed;
-    device = "mlx5_0"           # or an RDMA device with an active port here. All that are given must fit.
+    device = "mlx5_0"           # or an RDMA device with an active port here. All that are given must match.
     transport = "ucx"
     tls = ["rc"]                # for this rule's links, instead of [ucx]'s
 
     [ucx]
-    tls = ["tcp"]               # what `ucx` uses. `rdma` uses rc, unless told otherwise here
+    tls = ["tcp"]               # what `ucx` uses. `rdma` uses rc by default
     net_devices = ["mlx5_0:1", "mlx5_1:1"]
     segment = "1MiB"            # of UCX's own TCP
     options = { RNDV_THRESH = "64K" }
@@ -22,7 +22,7 @@
     key = "node.key"
     ca = "ca.pem"               # whose certificates are accepted
 
-A variable is named for its section and key: `HOPLITE_LINKS_TRANSPORT`, `HOPLITE_UCX_TLS=rc,posix`. Whatever is not
+A variable is named after its section and key: `HOPLITE_LINKS_TRANSPORT`, `HOPLITE_UCX_TLS=rc,posix`. Whatever is not
 known or makes no sense is refused with the place, the key and what to write instead.
 """
 
@@ -75,11 +75,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Links to whom all of these fit use this transport."""
+    """Links to peers that match all of these use this transport."""
 
     transport: Kind
     name: str
-    """Where it stands, for people."""
+    """Where it is written, for messages."""
     host: str | None = None
     subnet: ipaddress.IPv4Network | ipaddress.IPv6Network | None = None
     device: str | None = None
@@ -105,7 +105,7 @@ class TlsFiles:
     key: Path
     ca: Path
     place: str
-    """Where they were named, for people."""
+    """Where they are named, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,8 @@ class Configuration:
 
 
 def load(path: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
-    """The file (`HOPLITE_CONFIG` by default; none is no file), then the variables. Raises `ConfigurationError`."""
+    """Read the file (`HOPLITE_CONFIG` by default; without it there is no file), then the variables. Raises
+    `ConfigurationError`."""
     variables = os.environ if environment is None else environment
     if path is None and (given := variables.get(CONFIG)):
         path = Path(given)
@@ -162,7 +163,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _override(configuration: Configuration, tls: dict[str, Path], variables: Mapping[str, str]) -> Configuration:
-    """Variables of the sections, as if they stood in the file."""
+    """The variables of the sections, as if they were written in the file."""
     for name in sorted(variables):
         match = re.fullmatch(rf"HOPLITE_({'|'.join(_SECTIONS).upper()})_(\w+)", name)
         if match is None:
@@ -204,7 +205,7 @@ def _number(text: str) -> float | str:
 
 
 class _Reader:
-    """Turns tables into settings, and knows where they stand."""
+    """Turns tables into settings, and knows where they were written."""
 
     def __init__(self, place: str, variable: str | None = None) -> None:
         self._place = place

@@ -1,8 +1,9 @@
-"""Which descriptors a process lets go of first when it is killed: its sockets.
+"""High descriptor numbers for sockets, so that a killed process closes its sockets first.
 
-The kernel closes the highest descriptor first, and before it comes to the next one it frees what that held: for shared
-memory every page, which takes hundreds of milliseconds for some GiB. A listener below all that still takes connections
-for the dead, and peers wait for the end of theirs. So sockets get numbers above those that memory is likely to have.
+The kernel closes the highest descriptor first, and frees what it held before it comes to the next one: for shared
+memory every page, which takes hundreds of milliseconds for some GiB. Until then a listener with a lower number still
+accepts connections for the dead process, and peers wait for the end of theirs. So sockets get numbers above those that
+memory is likely to have.
 """
 
 import fcntl
@@ -16,7 +17,7 @@ _HIGH = 1 << 16
 
 
 def lifted(sock: socket.socket) -> socket.socket:
-    """The same socket under a high descriptor, or as it is if there is none to be had."""
+    """The same socket under a high descriptor, or unchanged if none is free."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = min(soft // 4 * 3, _HIGH)
     if sock.fileno() >= lowest:
@@ -32,7 +33,7 @@ def lifted(sock: socket.socket) -> socket.socket:
 
 
 def raise_descriptor_limit() -> None:
-    """As many descriptors as this process may have: each connection needs one, and each segment that is shared."""
+    """Allow as many descriptors as this process may have: each connection needs one, and each shared segment."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,10 +1,10 @@
 """What this machine has for links: RDMA devices as the kernel shows them, and the UCX that this process really loads.
 
-Two different questions, and RDMA needs a yes to both: a card with an active port, and a UCX that was built for it. The
-kernel is asked through /sys and /proc (under a root that tests give), UCX through the library in this process, since
-its own `ucx_info` may load another one than Python does.
+RDMA needs both: a card with an active port, and a UCX that was built for RDMA. The kernel is asked through /sys and
+/proc (under a root that tests can set), UCX through the library in this process, since its own `ucx_info` may load
+another one than Python does.
 
-Tried on made-up sysfs trees and on machines without RDMA; never on a machine with it.
+Tested on made-up sysfs trees and on machines without RDMA; never on a machine with it.
 """
 
 import os
@@ -98,7 +98,7 @@ class Machine:
         return bool(self.active_ports) and self.ucx.rdma
 
     def problems(self) -> list[tuple[str, str]]:
-        """What stands in the way of faster links, each with its remedy. Nothing here stops TCP."""
+        """What prevents faster links, each with its remedy. Nothing here stops TCP."""
         found: list[tuple[str, str]] = []
         for device in self.devices:
             found += [
@@ -135,7 +135,7 @@ class Machine:
 
 
 def detect(root: Path = Path("/")) -> Machine:
-    """Look at everything. Loads UCX into this process if it is installed."""
+    """Examine everything. Loads UCX into this process if it is installed."""
     return Machine(
         tuple(rdma_devices(root)),
         ucx_build(),

@@ -1,6 +1,6 @@
-"""What can go wrong between two processes, as exceptions that name the peer and what to do about it.
+"""What can go wrong between two processes, as exceptions that name the peer and the remedy.
 
-They are this library's own, since transports know nothing of the layers above, which translate them.
+Transports know nothing of the layers above, which translate these exceptions into their own.
 """
 
 
@@ -15,7 +15,7 @@ class TransportError(Exception):
 
 
 class RefusedError(TransportError):
-    """The peer's host answered, and nobody listens on the port."""
+    """The peer's host answered, and nothing listens on the port."""
 
 
 class UnreachableError(TransportError):
@@ -38,7 +38,7 @@ class HandshakeError(TransportError):
 
 
 class HungUpError(HandshakeError):
-    """The peer hung up between two steps of the handshake, as one does that only looks whether somebody is there."""
+    """The peer hung up between two steps of the handshake, as a process does that only checks the port."""
 
 
 class WrongTokenError(HandshakeError):
@@ -62,8 +62,8 @@ class WrongPeerError(HandshakeError):
 
 
 class ViolationError(TransportError):
-    """The peer proved the token, but does not keep to the protocol: a frame too long, or one that makes no sense."""
+    """The peer proved the token, but violates the protocol: a frame that is too long, or invalid."""
 
 
 class OverloadError(TransportError):
-    """The peer does not read what it is sent, and the bound of what may wait for it is reached."""
+    """The peer does not read what it is sent, and the bound on waiting data is reached."""

@@ -1,8 +1,8 @@
 """What a transport is: streams pulled from sources into sinks over links, one link per ordered pair of nodes.
 
 A *source* is memory with a watermark that may still rise; a *sink* is memory that may refuse bytes for a while. The
-receiver of a stream calls `receive`, the sender calls `serve` with the same key, in any order and on their own; the
-transport brings the two together, opens the link if there is none, and closes each end exactly once.
+receiver of a stream calls `receive`, the sender calls `serve` with the same key, independently and in any order; the
+transport connects the two, opens the link if there is none, and closes each end exactly once.
 
 Rules of every transport:
 
@@ -49,7 +49,7 @@ CLOSE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The bytes [offset, size) under one key, a granule at most at a time. One that makes no sense cannot be made."""
+    """The bytes [offset, size) under one key, a granule at most at a time. An invalid one raises `ValueError`."""
 
     key: StreamKey
     offset: int
@@ -77,7 +77,7 @@ class Side(enum.StrEnum):
 
 
 class Priority(enum.IntEnum):
-    """Who goes first on a link: others wait for relayed bytes, and they come no faster than their sender sends."""
+    """Which streams go first on a link: relayed bytes, because further receivers wait for them."""
 
     RELAYED = 0
     OWN = 1
@@ -99,7 +99,7 @@ class Source(Protocol):
         ...
 
     def unsubscribe(self, risen: Callable[[], None]) -> None:
-        """Call it no more; a call that is under way on another thread may still come."""
+        """Stop calling it; a call that is in progress on another thread may still come."""
         ...
 
 
@@ -137,9 +137,9 @@ class Sink(Protocol):
         ...
 
     def end(self) -> int:
-        """The stream is over: drop what is not final, call nobody any more, and return the final watermark.
+        """The stream is over: drop what is not final, make no more callbacks, and return the final watermark.
 
-        Called once. No other method is called after it or is under way, save `watermark` and `limit`.
+        Called once. Except for `watermark` and `limit`, no other method runs at the same time or is called later.
         """
         ...
 
@@ -175,7 +175,7 @@ class Transport(ABC):
 
     @abstractmethod
     def prepare(self, sender: int, address: str) -> None:
-        """Open the link to a sender before there is a stream. If that cannot be done, no stream suffers."""
+        """Open the link to a sender before there is a stream. If that fails, no stream is affected."""
 
     @abstractmethod
     def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
@@ -183,7 +183,7 @@ class Transport(ABC):
 
     @abstractmethod
     def cancel_receive(self, key: StreamKey) -> None:
-        """Close the stream soon. Nothing happens if it is closed already."""
+        """Close the stream soon. Nothing happens if it is already closed."""
 
     @abstractmethod
     def serve(
@@ -196,12 +196,12 @@ class Transport(ABC):
         priority: Priority,
         rank: int = 0,
     ) -> None:
-        """Send the stream from the source; it is closed soon if the receiver has no link here and opens none. Among
-        streams of one priority a link may let the lowest rank go first; one that has to wait is let in now and then."""
+        """Send the stream from the source; it closes soon if the receiver has no link here and opens none. Among
+        streams of one priority a link may let the lowest rank go first, but lets a waiting one send now and then."""
 
     @abstractmethod
     def cancel_serve(self, key: StreamKey) -> None:
-        """Close the stream soon. Nothing happens if it is closed already."""
+        """Close the stream soon. Nothing happens if it is already closed."""
 
     @abstractmethod
     def receive_positions(self) -> dict[StreamKey, int]:

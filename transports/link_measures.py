@@ -1,9 +1,9 @@
-"""How fast each link was over each transport, as the streams that it carried showed.
+"""How fast each link was over each transport, measured by the streams that it carried.
 
-A stream is worth a sample if it is long and its sink took everything at once. Its delay counts from the request to the
-first arrival, its rate from there to the last; if most of it came with the first, from the request. A stream that
-waited for its source, or shared the link with others, shows less than the link can do, never more: so the highest of
-the last few rates counts, and the shortest of the last few delays. Before any sample there are defaults.
+A stream is a sample if it is long and its sink took everything at once. Its delay counts from the request to the first
+arrival, its rate from there to the last. If most of it came with the first arrival, the rate counts from the request. A
+stream that waited for its source, or shared the link with others, shows less than the link can do, never more: so the
+highest of the last few rates counts, and the shortest of the last few delays. Before any sample there are defaults.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Way: TypeAlias = UcxSettings | None
 """A way of using a transport: UCX with these settings, or TCP."""
 
 LEAST = 4 << 20
-"""Streams that carry less tell more of the moment than of the link."""
+"""Shorter streams say more about the moment than about the link."""
 ENOUGH = 3
-"""A way with so many samples on a link is known there."""
+"""With this many samples on a link, a way counts as measured there."""
 _WINDOW = 8
-# What the cost of a way is judged by: large enough that rates count, small enough that delays do.
+# The size for which costs are compared: large enough that rates count, small enough that delays do.
 _REFERENCE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a way is worth on a link; `samples` is 0 for a default."""
+    """The measured speed of a way on a link; `samples` is 0 for a default."""
 
     bytes_per_second: float
     delay: float
@@ -56,14 +56,14 @@ class _Samples:
 
 
 class Rates:
-    """The samples of one node. Any thread may add some; each change is one step of a deque."""
+    """The samples of one node. Any thread may add some; each change is one atomic operation on a deque."""
 
     def __init__(self, default: Callable[[Way], Estimate]) -> None:
         self._default = default
         self._samples: dict[tuple[int, Way], _Samples] = {}
 
     def add(self, peer: int, way: Way, count: int, seconds: float, delay: float) -> None:
-        """A stream of this peer brought so many bytes in so many seconds, after a delay."""
+        """A stream of this peer carried this many bytes in this many seconds, after a delay."""
         if count < LEAST or seconds <= 0:
             return
         samples = self._samples.setdefault((peer, way), _Samples())
@@ -99,7 +99,7 @@ class Timed:
         self._arrived(end)
 
     def sample(self) -> tuple[int, float, float]:
-        """So many bytes in so many seconds, and how long the first arrival took."""
+        """The bytes, the seconds they took, and how long the first arrival took."""
         delay = self._first - self._asked
         if self._end - self._start < (self._end - self._offset) / 2:
             return self._end - self._offset, self._last - self._asked, delay

@@ -1,6 +1,6 @@
-"""Which links a node has over one transport, and who is told when one is lost: the same for every transport.
+"""Which links a node has over one transport, and the callback when one is lost: the same for every transport.
 
-Between two nodes there are at most two links, one each way; a link leaves the table when it has ended, unless another
+Between two nodes there are at most two links, one each way. A link leaves the table when it has ended, unless another
 one has taken its place. `lock` guards the tables, for transports whose links are made on any thread; a link's own lock
 may be taken under it, never the reverse.
 """

@@ -7,7 +7,7 @@ __all__ = ["Memory", "MemorySink"]
 
 
 class Memory:
-    """A `Source`. One thread at a time writes and raises the watermark; readers are told after each rise."""
+    """A `Source`. One thread at a time writes and raises the watermark; readers get a callback after each rise."""
 
     def __init__(self, buffer: bytearray | memoryview, watermark: int = 0) -> None:
         self.view = memoryview(buffer).cast("B")
@@ -37,7 +37,7 @@ class Memory:
 
 
 class MemorySink:
-    """A `Sink` that takes everything at once, where every byte is final as soon as it is there."""
+    """A `Sink` that takes everything at once, where every byte is final on arrival."""
 
     def __init__(self, memory: Memory, size: int) -> None:
         self._memory = memory

@@ -1,12 +1,12 @@
-"""All links of a node over whatever transport each of them gets: TCP, and UCX in as many ways as the rules have.
+"""All links of a node, each over its own transport: TCP, or UCX with any of the configured settings.
 
 The receiver of a stream chooses; the sender follows. A sender cannot know on which connection its receiver will ask for
-a stream, so it *offers* the stream to every transport over which that receiver has connected; the one that reads from
-the source first has taken it, and the others let go of it.
+a stream, so it *offers* the stream to every transport over which that receiver has connected. The transport that reads
+from the source first takes the stream, and the other offers end.
 
-A UCX link that the two sides cannot agree on (no UCX there, other settings) is replaced by TCP at once, unless UCX is
-required: no byte has moved, so nobody needs to know. One that breaks later closes its streams as broken like any other;
-the layer above asks again at the watermark, and by then the choice is TCP, for a while.
+If the two sides cannot agree on a UCX link (no UCX there, other settings), TCP replaces it at once, unless UCX is
+required: no byte has moved, so the layer above does not notice. A link that breaks later closes its streams as broken,
+like any other; the layer above asks again at the watermark, and for a while the choice is then TCP.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ __all__ = ["MixedTransport", "open_transport"]
 
 
 def open_transport(me: Identity, on_link_lost: LinkLost | None = None) -> MixedTransport:
-    """The transport of a node, as its configuration and its machine want it. Takes a moment if UCX must be loaded.
+    """The transport of a node, according to its configuration and its machine. Takes a moment if UCX must be loaded.
 
-    UCX is loaded only if a rule asks for it, or if there is RDMA. Raises a `ConfigurationError` if the configuration
-    makes no sense or cannot be kept, and a `TransportError` if UCX does not start with its settings.
+    UCX is loaded only if a rule needs it, or if there is RDMA. Raises a `ConfigurationError` if the configuration is
+    invalid or does not work on this host, and a `TransportError` if UCX does not start with its settings.
     """
     configuration = load()
     if me.tls is not None and configuration.wants_ucx:
@@ -136,7 +136,7 @@ class MixedTransport(Transport):
 
     def prepare(self, sender: int, address: str) -> None:
         """Open the link to a sender before there is a stream, over the transport that a stream would get."""
-        with suppress(ValueError):  # what the sender called its address is none
+        with suppress(ValueError):  # the sender's address is not valid
             choice = self._choices[sender] = self._selection.choose(sender, address)
             transport = self._tcp if choice.ucx is None else self._ucx[choice.ucx]
             transport.prepare(sender, address)
@@ -144,7 +144,7 @@ class MixedTransport(Transport):
     def _timed(
         self, sender: int, choice: Choice, sink: Sink, offset: int, on_closed: ReceiveClosed
     ) -> tuple[Sink, ReceiveClosed]:
-        """The same stream, with what it shows of the link told to the selection when it is over."""
+        """The same stream, which reports its speed to the selection when it is over."""
         timed = Timed(sink, offset)
 
         def closed(watermark: int, fault: Fault | None) -> None:
@@ -201,7 +201,7 @@ class MixedTransport(Transport):
         return {key: at for transport in self._transports() for key, at in transport.receive_positions().items()}
 
     def serve_positions(self) -> dict[StreamKey, int]:
-        """Of a stream that is offered several times, the one that gets on."""
+        """Of a stream that is offered several times, the position of the offer that progresses."""
         positions: dict[StreamKey, int] = {}
         for transport in self._transports():
             for key, at in transport.serve_positions().items():
@@ -230,7 +230,7 @@ class MixedTransport(Transport):
         return [self._tcp, *self._ucx.values()]
 
     def _ucx_for(self, peer: Peer) -> UcxTransport | None:
-        """The one with the settings that the peer asks for; else any, which then says on what the two disagree."""
+        """The transport with the settings that the peer asks for; otherwise any, which then says what differs."""
         wanted = peer.info[len(MARK) :]
         for settings, ucx in self._ucx.items():
             if settings.digest() == wanted:
@@ -255,7 +255,7 @@ class _Attempt:
 
 
 class _Kept:
-    """A sink that may outlive its first transport: it is ended by who gives it out, not by the transport."""
+    """A sink that may outlive its first transport: its owner ends it, not the transport."""
 
     def __init__(self, sink: Sink) -> None:
         self.window = sink.window
@@ -291,7 +291,7 @@ class _Offer:
             seen, closed = _Watched(self, transport), partial(self._closed, transport)
             transport.serve(self.receiver, self.stream, seen, closed, priority=self.priority, rank=self.rank)
             if self.cancelled or self.taken not in (None, transport):
-                transport.cancel_serve(self.stream.key)  # whoever did that may not have found it there yet
+                transport.cancel_serve(self.stream.key)  # that thread may not have found it there yet
 
     def take(self, transport: Transport) -> None:
         """The transport reads from the source: it is the one that the receiver asks on."""
@@ -336,7 +336,7 @@ class _Watched:
 
 
 def _refuse(sock: socket.socket) -> None:
-    """Say that there is no UCX here. The peer goes on over TCP, unless it must not."""
+    """Reply that there is no UCX here. The peer continues over TCP, unless it requires UCX."""
     with suppress(OSError):
         sock.settimeout(1.0)
         sock.sendall(Greeting((), {}, b"", refusal="UCX is not used there").encode())

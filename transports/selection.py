@@ -1,16 +1,17 @@
-"""Which transport a link uses, and why. A pure choice: what is configured, what this machine has, what failed lately,
-and what was measured.
+"""Which transport a link uses, and why. A pure choice from the configuration, the machine, recent failures and
+measurements.
 
-In this order: the first rule that fits the peer; else `links.transport`. A transport that failed on the link lately is
-skipped for a while. Of those that are left the fastest is taken, by what its streams showed (see `link_measures`):
+In this order: the first rule that matches the peer; otherwise `links.transport`. A transport that failed on the link
+recently is skipped for a while. Of the rest the fastest is used, according to the link's own streams (see
+`link_measures`):
 
-- `auto` has RDMA, if it is here, and TCP. Before any measurement RDMA counts with the rate of its ports.
-- `fastest` has UCX as it is configured, too: over its own TCP it is faster than plain sockets on some machines and
-  slower on others. Each way carries a few long streams of the link until it is known.
+- `auto` has RDMA, if this host has it, and TCP. Before any measurement RDMA counts with the rate of its ports.
+- `fastest` also has UCX as configured: over its own TCP it is faster than plain sockets on some machines and
+  slower on others. Each way carries a few long streams of the link until it is measured.
 
-A link stays with what it has unless another way is faster by a clear margin, and for a while after each change, so that
-it never swings between two. Whatever cannot be had falls back to TCP, unless it is required. Every choice keeps its
-reason, for `hoplite links`.
+A link stays with its way unless another is faster by a clear margin, and for a while after each change, so that it
+never alternates between two. A way that is not available falls back to TCP, unless it is required. Every choice keeps
+its reason, for `hoplite links`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from hoplite_ucx.transports.wire.addresses import parse_address
 
 __all__ = ["Choice", "Selection"]
 
-# Another way must be so many times as fast before a link changes to it, and the last change so long ago.
+# A link changes only to a way that is this many times as fast, and only this long after its last change.
 _MARGIN = 1.25
 _SETTLED_SECONDS = 30.0
-# Before any measurement: plain sockets before UCX's own TCP, which costs more for each piece.
+# Before any measurement: plain sockets are preferred to UCX's own TCP, which costs more per piece.
 _TCP = Estimate(1e9, 1e-4)
 _UCX = Estimate(1e9, 5e-4)
 _RDMA_DELAY = 2e-5
@@ -64,7 +65,7 @@ class Selection:
         self._check_required()
 
     def choose(self, peer: int, address: str, size: int = 0) -> Choice:
-        """`size` is what the stream will carry: short ones are not used for measuring."""
+        """`size` is the stream's size: short streams are not used for measuring."""
         configuration = self._configuration
         host, _ = parse_address(address)
         rule = next((rule for rule in configuration.rules if rule.fits(host, self._devices)), None)
@@ -97,7 +98,7 @@ class Selection:
         return not self._machine.ucx.failure and self._configuration.require is not Kind.TCP
 
     def ucx_settings(self) -> list[UcxSettings]:
-        """Every way of using UCX that a choice may come to, the default first: a peer may ask for any of them."""
+        """Every way of using UCX that may be chosen, the default first: a peer may ask for any of them."""
         configuration = self._configuration
         found = [configuration.ucx, *(rule.ucx for rule in configuration.rules if rule.ucx is not None)]
         if self._machine.rdma:
@@ -106,20 +107,20 @@ class Selection:
 
     @property
     def compares(self) -> bool:
-        """Whether measurements have a say in any choice."""
+        """Whether measurements influence any choice."""
         configuration = self._configuration
         kinds = {configuration.transport, *(rule.transport for rule in configuration.rules)}
         return self.has_ucx and configuration.require is None and not kinds.isdisjoint({Kind.AUTO, Kind.FASTEST})
 
     def _ways(self, kind: Kind, rule: Rule | None) -> list[Way]:
-        """Those that a link has to choose from, the best by supposition first."""
+        """The ways that a link can choose from, the best by assumption first."""
         ways: list[Way] = [self._settings(Kind.RDMA, rule)] if self._machine.rdma else []
         if kind is Kind.FASTEST:
             ways.append(self._settings(Kind.UCX, rule))
         return list(dict.fromkeys([*ways, None]))
 
     def _fastest(self, peer: int, ways: list[Way], size: int) -> Choice:
-        """The fastest way, unless one of them is still to be measured and the stream is good for that."""
+        """The fastest way, unless one is not measured yet and the stream is long enough to measure it."""
         known = {way: self._rates.estimate(peer, way) for way in ways}
         if size >= LEAST:
             unknown = min(ways, key=lambda way: known[way].samples)
@@ -153,7 +154,7 @@ class Selection:
         return None
 
     def _missing(self, kind: Kind) -> str | None:
-        """Why this kind cannot be had here; None if it can."""
+        """Why this kind is not available here; None if it is."""
         machine = self._machine
         if machine.ucx.failure:
             return f"no UCX here: {machine.ucx.failure}"

@@ -1,11 +1,11 @@
 """Shared memory within a host: memfd segments, their seals, their mappings, and how descriptors travel.
 
-A segment has no name and leaves nothing behind: it lives while a process maps it or holds its descriptor. Whoever fills
-it maps it writable before it is sealed; from then on the kernel refuses every other writable mapping, and every change
-of its length, so a mapping handed to a stranger can neither be written through nor cut short under a reader. What the
-filler's own user may still hold views of becomes private in place (see `Workspace`).
+A segment has no name and leaves nothing behind: it lives while a process maps it or holds its descriptor. Its writer
+maps it writable before it is sealed; from then on the kernel refuses every other writable mapping, and every change
+of its length, so a mapping handed to a stranger can neither be written through nor cut short under a reader. Pages
+of which the writer's user may still hold views become private in place (see `Workspace`).
 
-Descriptors travel by SCM_RIGHTS on plain Unix sockets; the peer's uid is the kernel's word, not the peer's.
+Descriptors travel by SCM_RIGHTS on plain Unix sockets; the kernel reports the peer's uid, not the peer.
 
 Mappings are made by the C library, since those of Python's `mmap` hold a descriptor each: a process may have many
 objects mapped, and descriptors are scarce.
@@ -39,7 +39,7 @@ class SharedMemory:
     array: npt.NDArray[np.uint8]
 
     def close(self) -> None:
-        """Let go of the descriptor; the mapping goes with the last array on it."""
+        """Close the descriptor; the mapping ends with the last array on it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -58,12 +58,12 @@ def create(capacity: int) -> SharedMemory:
 
 
 def seal(memory: SharedMemory) -> None:
-    """From now on nobody else can map it writable; mappings that are there stay as they are."""
+    """From now on no process can create a writable mapping; existing mappings stay as they are."""
     fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
 
 
 def prefault(memory: SharedMemory) -> None:
-    """Let the kernel find and clear the pages now, outside of anybody's way."""
+    """Let the kernel find and clear the pages now, before anything waits for them."""
     os.posix_fallocate(memory.fd, 0, memory.capacity)
 
 
@@ -83,8 +83,8 @@ def map_read_only(fd: int, capacity: int, on_unmapped: Callable[[], None]) -> me
 class Workspace:
     """A segment that a user fills from its beginning on: shared where it is yet to be filled, private where it is done.
 
-    Private pages have the same address and the same bytes, but what is written to them stays in this process: no view
-    that somebody still has can change what others see. Threads that read or write there meanwhile notice nothing. A
+    Private pages have the same address and the same bytes, but what is written to them stays in this process: no
+    remaining view can change what other processes see. Threads that read or write there meanwhile notice nothing. A
     child made by fork before that has a shared mapping of its own, and keeps it.
     """
 

@@ -1,7 +1,8 @@
-"""The bytes of a link. Down it come data frames, up it go short records of the receiver; both have fixed headers.
+"""The bytes of a TCP link: data frames to the receiver, short records to the sender; both have fixed headers.
 
-The receiver numbers the streams of a connection (*channels*, from 1 on, never used twice) and opens each with how far
-it takes bytes; it raises that limit by credits. A data frame continues its channel exactly where the last one ended.
+The receiver numbers the streams of a connection (*channels*, from 1 up, never used twice). It opens each with a limit
+on the bytes it takes, and raises that limit by credits. A data frame continues its channel exactly where the last one
+ended.
 """
 
 import enum

@@ -1,17 +1,17 @@
-"""The receiving end of a link: one thread that connects to one sender and puts what comes where it belongs.
+"""The receiving end of a TCP link: one thread that connects to one sender and writes arriving bytes to their sinks.
 
-Bytes go from the socket straight into the memory that the sink gives, a frame at a time. A stream that is cancelled in
-the middle of a frame is closed at once, and the rest of its frames is read into scratch memory until the sender has
-heard of it. Sinks that take everything cost no credits at all: the record that opens their stream grants the whole.
+Bytes go from the socket straight into the sink's memory, a frame at a time. A stream that is cancelled in the middle of
+a frame is closed at once, and the rest of its frames is read into scratch memory until the sender has processed the
+cancellation. Sinks that take everything cost no credits: the record that opens their stream grants the whole.
 
 A link has one connection for life. When it breaks, its streams close with what is final, and the next receive opens
 another link.
 
-Threads: the link's own thread alone reads the socket and writes to sinks. Records to the sender are written by whoever
-has one, without blocking; what the kernel does not take at once waits in `_unsent` and the thread sends it. `_lock`
-guards the tables and the records; nothing that can block, and no foreign code, runs under it. A stream is closed by
-whoever removes it from `_receiving`, after the lock is released; while the thread fills its sink (`_filling`), only
-the thread may.
+Threads: only the link's own thread reads the socket and writes to sinks. Any thread may write records to the sender,
+without blocking; what the kernel does not take at once waits in `_unsent`, and the link's thread sends it. `_lock`
+guards the tables and the records; nothing that can block, and no foreign code, runs under it. The thread that removes a
+stream from `_receiving` closes it, after it has released the lock; while the link's thread fills its sink (`_filling`),
+only that thread may.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from hoplite_ucx.transports.wire.handshake import HANDSHAKE_SECONDS, Identity, K
 __all__ = ["Incoming", "ReceivingLink"]
 
 CONNECT_SECONDS = 2.0
-# A link that nobody uses is closed after this time.
+# An unused link is closed after this time.
 IDLE_SECONDS = 60.0
 # Records that may wait for a sender that does not read them.
 MAX_UNSENT = 1 << 20
@@ -180,8 +180,8 @@ class ReceivingLink:
     def grant(self, incoming: Incoming) -> None:
         """Tell the sender how far the sink takes bytes now, and close the stream if everything is final.
 
-        Credits below a granule wait until the sender has used up what it was given, lest there be one for every few
-        bytes: `_fill` comes here then.
+        Credits below a granule wait until the sender has used up what it was given; otherwise every few bytes would
+        cost a credit. `_fill` then calls this.
         """
         limit = min(incoming.sink.limit(), incoming.size)
         complete = incoming.sink.watermark() >= incoming.size
@@ -219,7 +219,7 @@ class ReceivingLink:
             os.eventfd_write(self._wake, 1)
 
     def _flush(self) -> None:
-        """Give the kernel what it takes. Errors are for the thread to find."""
+        """Give the kernel what it takes. The link's thread finds the errors."""
         if self._unsent and self._sock is not None:
             with suppress(OSError):
                 del self._unsent[: self._sock.send(self._unsent, socket.MSG_DONTWAIT)]
@@ -280,7 +280,7 @@ class ReceivingLink:
             del incoming  # else its sink's memory would stay mapped until the next frame comes
 
     def _read_header(self, sock: socket.socket, header: memoryview) -> bool:
-        """The next header; False if the link is idle and nobody needs it any more."""
+        """Read the next header; False if the link is idle and no longer needed."""
         got = 0
         while got < len(header):
             try:
@@ -342,7 +342,7 @@ class ReceivingLink:
         return end - at
 
     def _drain(self, sock: socket.socket, count: int) -> None:
-        """Read bytes that nobody wants any more."""
+        """Read and discard the bytes of a closed stream."""
         scratch = memoryview(bytearray(min(count, _SCRATCH)))
         while count:
             try:
@@ -389,7 +389,7 @@ class ReceivingLink:
             for incoming in left:
                 self._remove(incoming)
             if self._sock is not None:
-                # With a reset, so that a sender that waits for room in our window hears of it at once.
+                # With a reset, so that a sender that waits for room in our window notices at once.
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 self._sock.close()
             self._sock = None

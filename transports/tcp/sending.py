@@ -1,21 +1,21 @@
-"""The sending end of a link: one thread that sends the frames of all streams which one receiver pulls.
+"""The sending end of a TCP link: one thread that sends the frames of all streams that one receiver pulls.
 
-Streams with something to send and the credit for it stand in a line. Those of the first priority go in turns, and in
-its turn a stream sends one frame. Only those with a rank give their turns to the lowest of them, and so their order is
-nothing to others. Who has stood in the line for long goes before all: a stream that moves nothing counts as stalled. A
-stream that waits for bytes or credit does not stand in it: the rise of its source's watermark, or a credit, puts it
-back. The thread sleeps only if the line is empty.
+Streams that have bytes to send and credit for them are in a queue. Those of the first priority take turns; in its turn
+a stream sends one frame. Streams with a rank give their turns to the lowest rank among them, which does not affect the
+others. A stream that has been in the queue for long goes first, because a stream that does not move counts as stalled.
+A stream that waits for bytes or credit is not in the queue: a rise of its source's watermark, or a credit, puts it
+back. The thread sleeps only if the queue is empty.
 
 The receiver opens the connection. A stream may be served before that, and outlives connections on which it was not
-opened; when none comes for a while, it is closed, and the link ends.
+opened. If no connection comes for a while, the stream is closed, and the link ends.
 
-Threads: whoever has the turn (`_turn`) uses the socket and reads sources. The link's own thread has it always, save
-while it sleeps. Then a thread that has just received bytes for a stream sends them itself, as far as that does not
-block: a relayed chunk costs no change of threads. What the kernel does not take is left to the link's thread
-(`_unfinished`). While nothing is served, records of the receiver wait in the kernel, and whoever serves the next stream
-reads them: the thread is woken only for bytes that can be sent. `_lock` guards the tables; nothing that can block, and
-no foreign code, runs under it. A stream is closed by whoever removes it from `_serving`, after the lock is released;
-while its source is read (`_sending`), only who has the turn may.
+Threads: the thread that has the turn (`_turn`) uses the socket and reads sources. The link's own thread always has it,
+except while it sleeps. Then a thread that has just received bytes for a stream sends them itself, as far as that does
+not block: a relayed chunk costs no thread switch. What the kernel does not take is left to the link's thread
+(`_unfinished`). While nothing is served, records of the receiver wait in the kernel, and the thread that serves the
+next stream reads them: the link's thread is woken only for bytes that can be sent. `_lock` guards the tables; nothing
+that can block, and no foreign code, runs under it. The thread that removes a stream from `_serving` closes it, after it
+has released the lock; while its source is read (`_sending`), only the thread that has the turn may.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = ["Outgoing", "SendingLink", "may_send"]
 
 # How long a stream waits for its receiver to connect.
 GRACE_SECONDS = 2.5
-# How often a busy thread looks for records of the receiver; an idle one sees them at once.
+# How often a busy thread reads records of the receiver; an idle one reads them at once.
 RECORDS_SECONDS = 1e-3
-# Who has waited for its turn so long has it: some bytes of every stream between two looks of its receiver.
+# A stream that has waited this long goes first: its receiver must see some bytes between two heartbeats.
 PATIENCE_SECONDS = 0.25
-# The first frame of a stream is no longer than this, so that whoever waits for it soon has something to pass on.
+# The first frame of a stream is no longer than this, so that the receiver soon has something to forward.
 FIRST_FRAME = 64 << 10
-# Streams that a receiver may have opened and nobody has served yet.
+# Streams that a receiver may have opened and that are not served yet.
 MAX_GRANTS = 4096
 _RECORDS_READ = 16 << 10
-# While nothing is served, so many bytes of records may wait unread.
+# While nothing is served, this many bytes of records may wait unread.
 UNHEARD = 32 << 10
 
 _this_thread = threading.local()
@@ -57,11 +57,11 @@ _rank = attrgetter("rank")
 
 
 def _ignore() -> None:
-    """Nobody listens."""
+    """The default callback."""
 
 
 def may_send() -> None:
-    """Say that this thread is there to move bytes: it may send on what it has received."""
+    """Declare that this thread moves bytes: it may forward what it has received."""
     _this_thread.may_send = True
 
 
@@ -99,7 +99,7 @@ class Outgoing:
         self.channel = 0  # none yet
         self.limit = 0
         self.queued = False
-        self.since = 0.0  # when it began to stand in the line
+        self.since = 0.0  # when it entered the queue
         self.over = False
         self.risen: Callable[[], None] = _ignore
 
@@ -116,7 +116,7 @@ class SendingLink:
         self._channels: dict[int, Outgoing] = {}
         self._grants: dict[StreamKey, tuple[int, int]] = {}  # opened by the receiver and not served yet: channel, limit
         self._ungranted: dict[int, StreamKey] = {}  # the same by channel
-        self._line: list[Outgoing] = []
+        self._queue: list[Outgoing] = []
         self._sending: Outgoing | None = None
         self._unfinished: tuple[bytes, memoryview, int] | None = None  # header, bytes, how much is sent: of `_sending`
         self._turn = threading.Lock()
@@ -129,10 +129,10 @@ class SendingLink:
         self._bytes = 0
         self._frames = 0
         self._records = b""
-        self._failure: Exception | None = None  # what another thread met that read records
+        self._failure: Exception | None = None  # the error of another thread that read records
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
-        self._epoll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # by edge: nobody needs to read it
+        self._epoll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # edge-triggered: it need not be read
         self._thread = threading.Thread(target=self._run, name=f"hoplite-send-{peer:x}", daemon=True)
         self._thread.start()
 
@@ -173,18 +173,18 @@ class SendingLink:
         return taken
 
     def _begin(self, outgoing: Outgoing) -> None:
-        """Look whether the stream was opened, and let it go."""
+        """Start the stream if it was opened."""
         if not outgoing.channel and self._turn.acquire(blocking=False):
             try:
-                self._hear()
+                self._read_records_here()
             finally:
                 self._turn.release()
         with self._lock:
             self._heed_records()
-        self._stand_in_line(outgoing)
+        self._enqueue_if_sendable(outgoing)
 
-    def _hear(self) -> None:
-        """Read records in place of the link's thread, which sleeps: it sees to what may be wrong with them."""
+    def _read_records_here(self) -> None:
+        """Read records in place of the link's thread, which sleeps; that thread handles errors."""
         with self._lock:
             sock = None if self._closed or self._next_sock is not None else self._sock
         if sock is not None:
@@ -195,11 +195,11 @@ class SendingLink:
                 with self._lock:
                     self._wake_up()
 
-    def _stand_in_line(self, outgoing: Outgoing) -> None:
-        """If there is something to send; if not, the rise of its source or a credit puts it there."""
+    def _enqueue_if_sendable(self, outgoing: Outgoing) -> None:
+        """Put it in the queue if there is something to send; otherwise a rise of its source or a credit does."""
         try:
             ready = self._sendable(outgoing) > 0
-        except Exception:  # the link's thread meets it too, and sees to it
+        except Exception:  # the link's thread gets it too, and handles it
             ready = True
         if ready:
             with self._lock:
@@ -224,7 +224,7 @@ class SendingLink:
         return LinkStatus(self.peer, Side.SENDING, "tcp", connected, len(self._serving), self._bytes, self._frames)
 
     def break_off(self) -> None:
-        """Break the connection, and end without waiting for another one."""
+        """Break the connection, and end the link without waiting for another connection."""
         with self._lock:
             self._closed = True
             self._shut_socket()
@@ -257,14 +257,14 @@ class SendingLink:
         with self._lock:
             sock = self._sock
             gone = sock is None or self._closed or self._next_sock is not None
-            if gone or self._line or self._sending is not None or outgoing.over or not outgoing.channel:
+            if gone or self._queue or self._sending is not None or outgoing.over or not outgoing.channel:
                 return False
             self._sending = outgoing
         assert sock is not None
         try:
             length = self._sendable(outgoing)
             window = outgoing.source.window(outgoing.position, length) if length > 0 else None
-        except Exception:  # the link's thread meets it too, and sees to it
+        except Exception:  # the link's thread gets it too, and handles it
             with self._lock:
                 self._sending = None
             return False
@@ -289,12 +289,12 @@ class SendingLink:
         if not (outgoing.queued or outgoing.over) and outgoing.channel:
             outgoing.queued = True
             outgoing.since = time.monotonic()
-            self._line.append(outgoing)
+            self._queue.append(outgoing)
             self._wake_up()
 
-    def _leave_line(self, now: float) -> Outgoing:
-        """Who goes next. Of equals it is always who came first."""
-        line = self._line
+    def _dequeue(self, now: float) -> Outgoing:
+        """Take the next stream out of the queue; of equals, the one that came first."""
+        line = self._queue
         oldest = min(line, key=_since)
         if now - oldest.since >= PATIENCE_SECONDS:
             line.remove(oldest)
@@ -303,7 +303,7 @@ class SendingLink:
         if first.rank:
             lowest = min((o for o in line if o.rank and o.priority == first.priority), key=_rank)
         place = line.index(first)
-        line[line.index(lowest)] = first  # who gives its turn away has that of who took it
+        line[line.index(lowest)] = first  # a stream that gives its turn away gets the turn of the one that took it
         del line[place]
         return lowest
 
@@ -324,7 +324,7 @@ class SendingLink:
             self._heed_records()
 
     def _heed_records(self) -> None:
-        """Let the thread be woken by records as they come, or by many of them if nobody waits for any."""
+        """Let every record wake the thread, or only many of them if none is urgent."""
         if self._sock is not None:
             with suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if self._serving else UNHEARD)
@@ -356,7 +356,7 @@ class SendingLink:
             self._end()
 
     def _await_connection(self) -> socket.socket | None:
-        """The next connection, or None if nobody has a use for one or none comes."""
+        """The next connection, or None if none is needed or none comes."""
         while True:
             with self._lock:
                 if self._next_sock is not None and not self._closed:
@@ -411,8 +411,8 @@ class SendingLink:
 
     def _take_turn(self, now: float) -> Outgoing | None:
         with self._lock:
-            while self._line:
-                outgoing = self._line.pop() if len(self._line) == 1 else self._leave_line(now)
+            while self._queue:
+                outgoing = self._queue.pop() if len(self._queue) == 1 else self._dequeue(now)
                 outgoing.queued = False
                 if not outgoing.over:
                     self._sending = outgoing
@@ -435,7 +435,7 @@ class SendingLink:
 
     def _sleep(self) -> None:
         with self._lock:
-            if self._line or self._closed or self._next_sock is not None:
+            if self._queue or self._closed or self._next_sock is not None:
                 return
             self._asleep = True
         self._turn.release()
@@ -463,7 +463,7 @@ class SendingLink:
         self._frames += 1
 
     def _send_rest(self, sock: socket.socket, outgoing: Outgoing, header: bytes, window: memoryview, sent: int) -> None:
-        """A frame that was begun must be finished: other streams come behind it.
+        """Finish a frame that was begun: frames of other streams follow it.
 
         If its stream is cancelled meanwhile, the rest is copied, so that the source is free.
         """
@@ -520,7 +520,7 @@ class SendingLink:
             else:
                 raise self._violation(f"a record of kind {what}")
         if opened is not None:
-            self._stand_in_line(opened)
+            self._enqueue_if_sendable(opened)
         if cancelled is not None:
             self._close_stream(cancelled)
 
@@ -549,7 +549,7 @@ class SendingLink:
     def _close_stream(self, outgoing: Outgoing) -> None:
         """Nothing here refers to the source after it: its memory may be large, and goes with the last reference."""
         outgoing.source.unsubscribe(outgoing.risen)
-        outgoing.risen = _ignore  # what was there refers to the stream itself
+        outgoing.risen = _ignore  # the old callback refers to the stream itself
         outgoing.on_closed()
 
     # --- the end of a connection, and of the link --------------------------------------------------------------
@@ -563,7 +563,7 @@ class SendingLink:
                 self._remove(outgoing)
             self._grants.clear()
             self._ungranted.clear()
-            self._line.clear()
+            self._queue.clear()
             self._records = b""
             self._grace = time.monotonic() + (GRACE_SECONDS if self._serving else 0.0)
             expected = self._closed or self._next_sock is not None or not carried

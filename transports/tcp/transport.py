@@ -71,7 +71,7 @@ class TcpTransport(Transport):
         incoming.close(Fault.BROKEN)
 
     def prepare(self, sender: int, address: str) -> None:
-        """Open the link to a sender before there is a stream, if that can be done; else nothing happens."""
+        """Open the link to a sender before there is a stream, if possible; otherwise nothing happens."""
         with suppress(ValueError, *_EXHAUSTED), self._links.lock:
             parse_address(address)
             if not self._closed and sender not in self._links.receiving:

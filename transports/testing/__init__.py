@@ -1,1 +1,1 @@
-"""What tests and measurements of transports share: endpoints with a port of their own, and the conformance checks."""
+"""What tests and measurements of transports share: endpoints with their own port, and the conformance checks."""

@@ -1,7 +1,7 @@
-"""A node's links with a port of their own, on a thread with its own event loop: for tests and measurements.
+"""A node's links with their own port, on a thread with its own event loop: for tests and measurements.
 
-A node's runtime has one listener for sessions and links; this one takes links alone, over whatever transport it is
-given. Each transport has an endpoint of its own beside it.
+A node's runtime has one listener for sessions and links; this one accepts only links, over the transport that it is
+given. Each transport has an endpoint class beside this module.
 """
 
 from __future__ import annotations

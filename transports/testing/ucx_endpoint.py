@@ -10,7 +10,7 @@ __all__ = ["SharedMemoryEndpoint", "UcxEndpoint"]
 
 
 class UcxEndpoint(ListeningEndpoint[UcxTransport]):
-    """Over UCX's own TCP, unless told otherwise."""
+    """Over UCX's own TCP by default."""
 
     settings = UcxSettings()
 

@@ -1,18 +1,17 @@
-"""The thread that owns a UCX worker, and with it everything that its links do.
+"""The thread that owns the UCX workers of a node, and everything that their links do.
 
-All calls to UCX, all sockets of UCX links and all their tables are this thread's alone, so nothing here needs a lock:
-other threads only leave work in a queue and wake it. It sleeps on one epoll that has the worker's own descriptor, the
-links' sockets and an eventfd; UCX demands that it is asked (`arm`) before each sleep. Only workers that are awake are
-asked anything.
+All calls to UCX, all sockets of UCX links and all their tables belong to this thread, so nothing here needs a lock:
+other threads only leave work in a queue and wake it. It sleeps on one epoll that has the workers' descriptors, the
+links' sockets and an eventfd; UCX requires a call (`arm`) before each sleep. Only workers that are awake are polled.
 
 Over RDMA all links share one worker, since each would cost a card's queues and tens of megabytes. Otherwise each link
-has a worker of its own, and a link that breaks with transfers under way takes its worker with it (`destroy`). That is
-the only way that was found sound with UCX 1.22: on a shared worker, over shared memory, a stopped peer sometimes held
-up the streams of others, and a killed one left receives that never completed; over TCP, closing endpoints with sends
-under way was followed by errors on garbage descriptors and by crashes. The causes are supposed, not proven (see
-docs/transports.md), and none of it can be tried here for RDMA.
+has its own worker, and a link that breaks with transfers in progress destroys it (`destroy`). This is the only reliable
+way that was found with UCX 1.22: on a shared worker, over shared memory, a stopped peer sometimes held up the streams
+of others, and a killed one left receives that never completed; over TCP, closing endpoints with sends in progress was
+followed by errors on garbage descriptors and by crashes. The causes are assumed, not proven (see
+docs/history/transports.md), and none of it could be tested for RDMA.
 
-UCX does not survive a fork: a forked child may not use an engine of its parent, and is told so.
+UCX does not survive a fork: a forked child cannot use its parent's engine, and gets an error.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ _log = logging.getLogger("hoplite.ucx")
 
 _START_SECONDS = 10.0
 _IDLE_SECONDS = 30.0
-# How many times in a row UCX may have the thread while it gets on, before sockets are looked at.
+# How many times in a row UCX may use the thread while it makes progress, before sockets are polled.
 _ROUNDS = 4
-# A worker whose peer was stopped in the middle of something always has something to do, and never gets on: after so
-# many rounds in which nothing happened, the thread sleeps for a moment in each.
+# A worker whose peer was stopped in mid-transfer always has something to do, and makes no progress: after this
+# many rounds without progress, the thread sleeps for a moment in each.
 _PATIENT_ROUNDS = 2000
 _PAUSE_SECONDS = 1e-3
 _LINGER_SECONDS = 0.01
-# Workers that are made ahead: a relay of a new tree has two new links.
+# Workers that are created ahead: a relay of a new tree has two new links.
 _SPARES = 2
 _SPARE_SECONDS = 0.02
 
 _abandoned: list[object] = []
-"""Workers whose requests never completed: freeing them could let UCX write to memory that is somebody else's."""
+"""Workers whose requests never completed: freeing them could let UCX write to memory that has a new owner."""
 
 
 class Active(Protocol):
-    """Whoever has requests under way."""
+    """An object that has requests in progress."""
 
     def advance(self) -> bool:
         """Look at them. True if one was completed."""
@@ -64,7 +63,7 @@ class Active(Protocol):
 
 
 class Engine:
-    """Started by its making; raises a `TransportError` if UCX is not there or does not take the settings."""
+    """Starts when it is created; raises a `TransportError` if UCX is missing or rejects the settings."""
 
     def __init__(self, settings: UcxSettings, name: str) -> None:
         self.settings = settings
@@ -85,7 +84,7 @@ class Engine:
         self._returned: deque[tuple[Worker, Callable[[], None]]] = deque()
         self._idle_rounds = 0
         self._asleep = False
-        self._wake_lock = threading.Lock()  # the descriptor is not closed while somebody writes to it
+        self._wake_lock = threading.Lock()  # the descriptor is not closed while a thread writes to it
         self._stopping = False
         self._failure: Exception | None = None
         self._ready = threading.Event()
@@ -117,7 +116,7 @@ class Engine:
                     os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
-        """End when everything that is under way is over."""
+        """End when all transfers in progress are over."""
 
         def work() -> None:
             self._stopping = True
@@ -133,7 +132,7 @@ class Engine:
     # --- for the engine's thread -------------------------------------------------------------------------------
 
     def take_worker(self) -> Worker:
-        """A worker for a link: one of its own, or the one that all share."""
+        """A worker for a link: its own, or the shared one."""
         if self.settings.private_workers:
             self._prepare_soon()
             return self._employ(self._spares.pop() if self._spares else self._new_worker())
@@ -147,7 +146,8 @@ class Engine:
             self.later(_SPARE_SECONDS, self._prepare)
 
     def _prepare(self) -> None:
-        """Have workers ready for the next links: one takes milliseconds to make, better while nothing moves."""
+        """Keep workers ready for the next links: creating one takes milliseconds, and is better done while nothing
+        moves."""
         self._preparing = False
         if not self.active:
             self._spares.append(self._new_worker())
@@ -172,7 +172,7 @@ class Engine:
         closed()
 
     def destroy(self, worker: Worker) -> None:
-        """End a worker with everything that it has under way. Without it, nobody reads or writes for its requests."""
+        """End a worker with all its transfers. After that, UCX neither reads nor writes memory for its requests."""
         links = list(worker.links)
         for link in links:
             link.break_off(None)
@@ -304,7 +304,7 @@ class Engine:
         self.ended.set()
 
     def abandon(self) -> None:
-        """It did not end in time: keep its UCX for as long as the process lives."""
+        """It did not end in time: keep its UCX objects for as long as the process lives."""
         _abandoned.append(self)
 
     def _close_descriptors(self) -> None:

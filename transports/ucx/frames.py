@@ -1,14 +1,14 @@
 """The records of a UCX link's TCP connection, and the connection itself. Bytes of objects never travel here.
 
 The receiver opens streams on channels, posts receives for the next pieces of each, and only then pulls them (`PULL`),
-whether the sender has their bytes yet or not. The sender answers a pull as soon as it has all of it, in order, with
-one UCX message under the link's tag and the number of the pull. So no message ever arrives that nobody waits for, what
-is in flight is bounded by the receiver, and a rise of a source costs one message.
+whether the sender has their bytes yet or not. The sender answers a pull as soon as it has all of it, in order, with one
+UCX message under the link's tag and the number of the pull. So every message has a receive posted for it, the receiver
+bounds what is in flight, and a rise of a source costs one message.
 
-A source may stand still in the middle of a piece. Then the sender tells how much it has (`PART`), and the receiver puts
-two pulls in the place of the one (`SPLIT`), since UCX would not tell it that a message was short.
+A source may stop in the middle of a piece. Then the sender says how much it has (`PART`), and the receiver puts two
+pulls in the place of the one (`SPLIT`), since UCX would not report that a message was short.
 
-`CANCEL` asks for no more; `END` says how far the pulls of a channel were answered, and that no more will be.
+`CANCEL` stops further messages; `END` says up to which pull a channel was answered, and that no more will be.
 """
 
 import enum
@@ -100,13 +100,13 @@ class Connection:
         return records
 
     def hang_up(self) -> None:
-        """Say no more, but let the peer read what was said."""
+        """Send nothing more, but let the peer read what was sent."""
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
         self._reset = False
 
     def close(self) -> None:
-        """With a reset, so that the peer hears of it at once."""
+        """With a reset, so that the peer notices at once."""
         with suppress(OSError):
             if self._reset:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,5 +1,5 @@
-"""The loaded UCX, through `ucxx` below its asyncio layer. Everything that is asked of it goes through here; where only
-its predecessor ucx-py is installed, `ucx_py` has the same calls.
+"""The loaded UCX, through `ucxx` below its asyncio layer. All calls to it go through here; where only its predecessor
+ucx-py is installed, `ucx_py` has the same calls.
 
 `libucx` must be loaded before `ucxx` is imported, so that the UCX of the wheel (or the system's, if the environment
 prefers it) is the one that is used, and so that nothing of CUDA is needed on a machine without it. `ucxx` has no
@@ -37,7 +37,7 @@ _EP_TRANSPORTS = 1 << 3
 
 
 class UcxMissingError(TransportError):
-    """There is no UCX in this process, and why."""
+    """This process has no UCX; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Library:
 
     def __init__(self) -> None:
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
-        os.environ.setdefault("UCX_LOG_FILE", "stderr")  # standard output is for what commands print
+        os.environ.setdefault("UCX_LOG_FILE", "stderr")  # standard output is for the output of commands
         try:
             self._load()
         except (ImportError, OSError, AttributeError) as error:
@@ -103,9 +103,9 @@ class Library:
         return worker
 
     def endpoint(self, worker: Worker, address: bytes, *, to_peer: bool = True) -> Endpoint:
-        """To a peer with error handling: only then does closing it end what is under way, at once.
+        """To a peer with error handling: only then does closing it end its transfers at once.
 
-        Without it, a worker reaches itself through memory alone, past whatever holds up its other transports.
+        Without it, a worker reaches itself through memory alone, past whatever blocks its other transports.
         """
         there = self._api.UCXAddress.create_from_buffer(address)
         return self._api.UCXEndpoint.create_from_worker_address(worker, there, to_peer)
@@ -127,7 +127,7 @@ class Library:
 
 @functools.cache
 def load() -> Library:
-    """Raises `UcxMissingError`; a failure is not kept, so that it is told anew."""
+    """Raises `UcxMissingError`; a failure is not cached, so every call reports it."""
     if find_spec("ucxx") is None and find_spec("ucp") is not None:
         return cast(Library, importlib.import_module("hoplite_ucx.transports.ucx.ucx_py").UcxPyLibrary())
     return Library()

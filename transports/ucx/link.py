@@ -1,8 +1,8 @@
 """What both ends of a UCX link share: the connection that carries its records, and how it ends. Engine's thread only.
 
-A link lives as long as its TCP connection: when that ends, or UCX reports an error, the link is *broken*. With a worker
-of its own that had something under way, the worker is destroyed. Else the endpoint is closed, which completes whatever
-was under way, and each stream is closed as soon as its own requests are completed.
+A link lives as long as its TCP connection: when that ends, or UCX reports an error, the link is *broken*. If the link
+has its own worker and transfers in progress, the worker is destroyed. Otherwise the endpoint is closed, which completes
+its transfers, and each stream is closed as soon as its own requests are completed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hoplite_ucx.transports.ucx.frames import Connection
 __all__ = ["CANCEL_SECONDS", "Link"]
 
 CANCEL_SECONDS = 0.25
-"""A cancelled stream waits so long for what UCX has under way for it. Then the peer is stopped or lost, and the link
-is broken, since only that makes UCX let go of the memory."""
+"""A cancelled stream waits this long for its transfers in UCX. After that the peer is stopped or lost, and the link is
+broken, since only that makes UCX release the memory."""
 
 DESTROY_SECONDS = 0.1
 """Closing an endpoint completes its requests at once, on a worker that links share. If it does not, the worker is
@@ -84,7 +84,7 @@ class Link(ABC):
 
     @abstractmethod
     def heard(self, connection: Connection) -> None:
-        """Something has come. Raises a `TransportError` if it makes no sense."""
+        """Something arrived. Raises a `TransportError` if it is invalid."""
 
     def failed(self, error: Exception) -> ConnectionLostError:
         return ConnectionLostError(
@@ -104,7 +104,7 @@ class Link(ABC):
     # --- the end -----------------------------------------------------------------------------------------------
 
     def break_off(self, error: Exception | None) -> None:
-        """End the link; without an error it was wanted here."""
+        """End the link; without an error, this side wanted it."""
         if self.broken:
             return
         self.broken = True
@@ -138,11 +138,11 @@ class Link(ABC):
 
     @abstractmethod
     def busy(self) -> bool:
-        """Whether UCX has requests of it."""
+        """Whether it has requests in UCX."""
 
     @abstractmethod
     def hang_up(self) -> None:
-        """The link is broken: end what waits for the peer."""
+        """The link is broken: end everything that waits for the peer."""
 
     @abstractmethod
     def ended(self) -> None:

@@ -1,12 +1,12 @@
-"""The receiving end of a UCX link. Everything here runs on the engine's thread, but for the dialling.
+"""The receiving end of a UCX link. Everything here runs on the engine's thread, except opening the connection.
 
 The receiver drives: it posts receives straight into the memory of the sink, ahead of what the sender has, and pulls
 them. A piece has arrived when its receive is completed and all before it have arrived. (UCX does not tell how long the
 message was; a longer one is an error, a shorter one would be the sender's lie.) Pieces end at multiples of a chunk,
 wherever the stream began: what a relay gets in pieces it can then forward in the same.
 
-A stream that is cancelled while receives are posted asks its sender to stop; the sender says how far it has answered.
-Those pulls complete by themselves; the others are settled. If that takes too long, the link is broken.
+A stream that is cancelled while receives are posted asks its sender to stop; the sender says up to which pull it has
+answered. Those complete by themselves; the others are settled. If that takes too long, the link is broken.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ GREETING_SECONDS = 5.0
 """The peer may have to load UCX first."""
 IDLE_SECONDS = 60.0
 GRANULES = 2
-"""Of these is a chunk. A message of UCX costs so much more than a frame over TCP that twice the wait for it in each hop
-is the lesser evil: with one, a chain of eight hosts took 1.14 times as long as over TCP, with two 1.05."""
+"""Granules per chunk. A UCX message costs so much more than a frame over TCP that a doubled wait at each hop costs
+less: with one, a chain of eight hosts took 1.14 times as long as over TCP, with two 1.05."""
 BULK = 32 << 10
-"""A stream with a smaller granule is there for its round trips: a chunk is then one, so that each rise is a message."""
-# What of a stream is pulled ahead: this many bytes, but so many pieces at least and at most. It is more than the sender
-# has under way at a time, so that it never waits for a pull: they come late on a machine that has other things to do.
+"""A stream with a smaller granule needs short round trips: its chunk is one granule, so that each rise is a message."""
+# How much of a stream is pulled ahead: this many bytes, within these numbers of pieces. It is more than the sender
+# has in progress at a time, so that it never waits for a pull, which may come late on a busy machine.
 AHEAD_BYTES = 16 << 20
 LEAST_AHEAD = 8
 MOST_AHEAD = 256
-# A piece that is not a whole chunk waits while more than this many are under way, lest there be many small ones.
+# A piece that is not a whole chunk waits while more than this many are in progress, to avoid many small ones.
 _SMALL_AHEAD = 1
 
 
@@ -73,7 +73,7 @@ class Incoming:
         self.link: ReceivingLink | None = None
         self.channel = 0
         self.pulls: deque[Pull] = deque()
-        self.ended = False  # the sender answers no more
+        self.ended = False  # the sender will not answer any more
         self.cancelled = False
         self.closed = False
         self.noticed = False  # that the sink has grown
@@ -115,7 +115,7 @@ class ReceivingLink(Link):
     def name(self) -> str:
         return self.address
 
-    # --- dialling, on a thread of its own ----------------------------------------------------------------------
+    # --- connecting, on a separate thread ----------------------------------------------------------------------
 
     def _dial(self) -> None:
         error: Exception
@@ -286,7 +286,7 @@ class ReceivingLink(Link):
         self.flush_soon()
 
     def _ended(self, incoming: Incoming, answered: int) -> None:
-        """The sender stopped; what it has not answered it never will."""
+        """The sender stopped, and will not answer the remaining pulls."""
         if answered > incoming.requested:
             raise self.violation(f"pulls answered up to {answered} on channel {incoming.channel}")
         incoming.ended = True
@@ -350,7 +350,7 @@ class ReceivingLink(Link):
             self.let_go()
 
     def _retire(self) -> None:
-        """A link that nobody used for a while is closed."""
+        """An unused link is closed after a while."""
         if self.broken:
             return
         if self._used or self.streams:

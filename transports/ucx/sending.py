@@ -1,12 +1,12 @@
 """The sending end of a UCX link: answers the pulls of one receiver. Everything here runs on the engine's thread.
 
-Streams that may have something to send stand in a queue, by priority and then in turns; in its turn a stream answers
-one pull, if its source has all of it. A few messages are under way at a time, so that a stream that comes later does
-not wait for all that was pulled before. A source that stands in the middle of a pull, with nothing under way, offers a
+Streams that may have something to send are in a queue, by priority and then in turns; in its turn a stream answers one
+pull, if its source has all of it. Only a few messages are in progress at a time, so that a later stream does not wait
+for everything that was pulled before. A source that stops in the middle of a pull, with nothing in progress, offers a
 part of it.
 
-Only memory that this process may write is given to UCX: registering read-only memory with an InfiniBand card fails,
-and nothing would show it here. What is read-only is copied first.
+UCX gets only memory that this process may write: registering read-only memory with an InfiniBand card fails, and
+nothing here would show it. Read-only memory is copied first.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from hoplite_ucx.transports.ucx.settings import GREETING_LENGTH, MAX_GREETING, D
 
 __all__ = ["Outgoing", "SendingLink"]
 
-# Streams that a receiver may have opened and nobody has served yet.
+# Streams that a receiver may have opened and that are not served yet.
 MAX_OPENED = 4096
 # Pulls of one stream that may wait here.
 MAX_PULLS = 4096
-# What is under way on a link at a time: so many bytes, and at least so many messages.
+# How much is in progress on a link at a time: this many bytes, and at least this many messages.
 FLIGHT_BYTES = 4 << 20
 FLIGHT_MESSAGES = 4
 
@@ -54,7 +54,7 @@ class Pull:
 
 @dataclass(slots=True)
 class Opened:
-    """A stream that the receiver has opened, and perhaps pulled from, and nobody has served yet."""
+    """A stream that the receiver has opened, and perhaps pulled from, and that is not served yet."""
 
     key: StreamKey
     pulls: list[Pull] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Opened:
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """A message under way. UCX does not keep the memory: this does."""
+    """A message in progress. UCX does not keep the memory alive: this does."""
 
     request: library.Request
     window: memoryview
@@ -232,7 +232,7 @@ class SendingLink(Link):
     # --- streams -----------------------------------------------------------------------------------------------
 
     def serve(self, outgoing: Outgoing) -> None:
-        """Begin if the receiver has opened it already."""
+        """Start if the receiver has already opened it."""
         if (channel := self._channel_of(outgoing.key)) is not None:
             opened = self._opened.pop(channel)
             self._begin(outgoing, channel)
@@ -378,7 +378,7 @@ class SendingLink(Link):
             self.let_go()
 
     def break_off(self, error: Exception | None) -> None:
-        """The end of a link that carries nothing is nobody's loss, unless the two sides could not agree."""
+        """Ending a link that carries nothing costs nothing, unless the two sides could not agree."""
         told = self.streams or (isinstance(error, TransportError) and not isinstance(error, ConnectionLostError))
         super().break_off(error if told else None)
 

@@ -1,9 +1,9 @@
-"""What both ends of a UCX link must agree on, and how they tell each other: one greeting each way, over the socket.
+"""What both ends of a UCX link must agree on, and how they exchange it: one greeting each way, over the socket.
 
-UCX itself checks none of it: two sides with different TCP segment sizes corrupt each other's memory. So the sender
-compares before it answers, and nobody connects UCX before that. The greeting travels on the link's TCP connection,
-whose handshake has proven the peer. It also says which records its side speaks (`RECORDS`), since two releases of this
-package may meet: where those differ, the link goes over TCP.
+UCX checks none of it: two sides with different TCP segment sizes corrupt each other's memory. So the sender compares
+before it answers, and neither side connects UCX before that. The greeting travels on the link's TCP connection, whose
+handshake has authenticated the peer. It also contains the version of the records (`RECORDS`), since two releases of
+this package may meet: if the versions differ, the link uses TCP.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class DisagreementError(HandshakeError):
 
 @dataclass(frozen=True, slots=True)
 class UcxSettings:
-    """How UCX is used. The defaults are what was fastest here over tcp."""
+    """How UCX is used. The defaults were the fastest over tcp here."""
 
     tls: tuple[str, ...] = ("tcp",)
     """Transports in UCX's words: `tcp`, `posix`, `rc`, `dc`."""
@@ -49,7 +49,7 @@ class UcxSettings:
     """Any other setting of UCX, without the `UCX_` in front."""
 
     def for_ucx(self) -> dict[str, str]:
-        """`self` is what a worker reaches itself with. Rails: ucxx sets them to one unless told.
+        """`self` is what a worker reaches itself with. Rails: ucxx sets them to one by default.
 
         Over its TCP, large messages are put straight into the memory of the receive: its own choice copies them out of
         its segments, and was a fifth slower. What fits into a segment is sent at once, without asking first. The older
@@ -92,7 +92,7 @@ class Greeting(msgspec.Struct, frozen=True):
     tag: int = 0
     refusal: str = ""
     records: int = 1
-    """What a greeting speaks that does not say it."""
+    """The version of a greeting that names none."""
 
     def encode(self) -> bytes:
         body = msgspec.msgpack.encode(self)
@@ -102,7 +102,7 @@ class Greeting(msgspec.Struct, frozen=True):
     def decode(cls, body: bytes, peer: str) -> "Greeting":
         try:
             greeting = msgspec.msgpack.decode(body, type=cls)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # text that is none; nested without end
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # not text; nested too deeply
             raise DisagreementError(
                 f"the peer's greeting is invalid: {error}", peer, "install the same release on both hosts"
             ) from error

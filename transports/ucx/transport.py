@@ -102,7 +102,7 @@ class UcxTransport(Transport):
         engine.call(partial(self._receive, engine, sender, address, incoming))
 
     def prepare(self, sender: int, address: str) -> None:
-        """Open the link to a sender before there is a stream. If that fails, it is told as the loss of a link."""
+        """Open the link to a sender before there is a stream. A failure is reported as the loss of a link."""
         parse_address(address)
         if (engine := self._engine_for(sender, Side.RECEIVING)) is not None:
             engine.call(partial(self._prepare, engine, sender, address))
@@ -195,7 +195,7 @@ class UcxTransport(Transport):
         return not any(thread.is_alive() for thread in diallers)
 
     def _engine_for(self, peer: int, side: Side) -> Engine | None:
-        """None if there is no UCX, which is told as if the link had been lost at once."""
+        """None if there is no UCX, which is reported as if the link had been lost at once."""
         try:
             return self.start()
         except TransportError as error:
@@ -249,7 +249,7 @@ class UcxTransport(Transport):
             self._link_from(engine, sender, address)
 
     def _link_from(self, engine: Engine, sender: int, address: str) -> ReceivingLink | None:
-        """The link that there is, or a new one. None if UCX has no worker for it, which is told as its loss."""
+        """The existing link, or a new one. None if UCX has no worker for it, which is reported as its loss."""
         link = self._links.receiving.get(sender)
         if link is not None and not link.broken:
             return link
@@ -284,7 +284,7 @@ class UcxTransport(Transport):
             engine.later(GRACE_SECONDS, partial(self._out_of_grace, engine, outgoing))
 
     def _out_of_grace(self, engine: Engine, outgoing: Outgoing) -> None:
-        """Nobody came for it: a stream may wait only while its receiver has a link here."""
+        """Its receiver did not come: a stream may wait only while its receiver has a link here."""
         if outgoing.closed or outgoing.link is not None:
             return
         link = self._links.sending.get(outgoing.receiver)

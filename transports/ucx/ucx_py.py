@@ -1,4 +1,4 @@
-"""UCX through ucx-py (`ucp`), the predecessor of ucxx, for machines that have only that. A thin cover, nothing more.
+"""UCX through ucx-py (`ucp`), the predecessor of ucxx, for machines that have only that. A thin wrapper.
 
 **It has never run on a real ucx-py.** ucx-py ended with release 0.45 and could not be installed where this was written
 (its package is a stub that fetches the wheel from elsewhere), so it follows that release's source, and its test drives
@@ -27,7 +27,7 @@ class UcxPyLibrary(Library):
         self.array = importlib.import_module("ucp._libs.arr").Array
         self.error = importlib.import_module("ucp._libs.exceptions").UCXBaseException
         self.tag = int
-        self.whole_tag = None  # what ucx-py compares if it is not told
+        self.whole_tag = None  # ucx-py's default comparison
         self.version = tuple(self._api.get_ucx_version())
         self._query = None
 
@@ -43,7 +43,7 @@ class UcxPyLibrary(Library):
 
 
 class _Request:
-    """A transfer, as ucxx shows it: asked whether it is over, and how it ended."""
+    """A transfer, as ucxx shows it: it can be asked whether it is over, and how it ended."""
 
     def __init__(self) -> None:
         self.completed = False
@@ -51,7 +51,7 @@ class _Request:
         self._kept: Any = None
 
     def posted(self, real: Any) -> _Request:
-        """None comes back for what was over at once; the callback may have come before this already."""
+        """ucx-py returns None if the transfer was over at once; the callback may have come before this."""
         if real is None:
             self.completed = True
         else:

@@ -1,9 +1,9 @@
-"""One UCX worker: what can be posted on it, and how a receive is completed that nobody answers. Engine's thread only.
+"""One UCX worker: what can be posted on it, and how to complete a receive that gets no message. Engine's thread only.
 
-Requests and memory are kept until UCX has completed them; that is the one rule that nothing may break, since UCX writes
-to the memory of a receive until then, cancelled or not. There are two ways to complete a receive that no message will
-come for: closing the endpoint ends what has begun (`disconnect`), and an empty message of the worker to itself ends
-what has not (`settle`).
+Requests and memory are kept until UCX has completed them. Nothing may break this rule, since UCX writes to the memory
+of a receive until then, cancelled or not. There are two ways to complete a receive for which no message will come:
+closing the endpoint ends transfers that have begun (`disconnect`), and an empty message of the worker to itself ends
+those that have not (`settle`).
 """
 
 import logging
@@ -35,8 +35,8 @@ class User(Protocol):
 class Worker:
     """`links` are those that have, or may have, requests on it.
 
-    `awake` says that UCX may have something to do on it: since something was posted, or its descriptor told. Most
-    workers of a node with many links are asleep most of the time, and asking one takes microseconds and system calls.
+    `awake` means that UCX may have something to do on it: something was posted, or its descriptor was ready. Most
+    workers of a node with many links are asleep most of the time, and polling one takes microseconds and system calls.
     """
 
     def __init__(self, loaded: library.Library, context: Any, settings: UcxSettings) -> None:
@@ -67,7 +67,7 @@ class Worker:
             self._settling = [request for request in self._settling if not request.completed]
 
     def arm(self) -> bool:
-        """True if one may sleep until the descriptor wakes one; False if there is something to do."""
+        """True if the thread may sleep until the descriptor wakes it; False if there is something to do."""
         self.awake = not self._worker.arm()
         return not self.awake
 
@@ -96,7 +96,7 @@ class Worker:
         return endpoint.tag_send(self._library.array(window), self._library.tag(tag))
 
     def settle(self, tag: int) -> None:
-        """Complete a receive that nobody sends anything for."""
+        """Complete a receive for which no message comes."""
         if self._myself is None:
             self._myself = self._library.endpoint(self._worker, self._address, to_peer=False)
         self._settling.append(self.send(self._myself, memoryview(bytearray()), tag))

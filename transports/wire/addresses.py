@@ -55,7 +55,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_unspecified(host: str) -> bool:
-    """0.0.0.0 or ::, which mean every address of this host, and lead nowhere from another."""
+    """0.0.0.0 or ::, which mean every address of this host, and cannot be reached from another."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -63,14 +63,14 @@ def is_unspecified(host: str) -> bool:
 
 
 def check_token(token: bytes, host: str) -> None:
-    """Refuse to listen where others can connect without a token that they must prove."""
+    """Refuse to listen where other hosts can connect without proving a token."""
     if not token and not is_loopback(host):
         raise WrongTokenError("listening beyond loopback needs a cluster token", host, TOKEN_REMEDY)
 
 
 def tune(sock: socket.socket) -> None:
-    """What every connection of ours has: small messages go at once, and nothing is kept for ever for a host that
-    vanished without a word (liveness is not judged by this)."""
+    """Set what all our connections have: small messages go at once, and a host that vanished does not hold a connection
+    for ever (this does not judge liveness)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

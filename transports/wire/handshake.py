@@ -1,10 +1,10 @@
-"""How two processes prove to each other that they belong together, before anything else is said. Sans-IO.
+"""How two processes prove to each other that they belong together, before any other data. Sans-IO.
 
 Both sides send a *hello* of fixed size (magic, protocol version, a fresh nonce). Then the client sends its *claims*
 (what the connection is for, who it is, which cluster it belongs to) under a proof, and the server answers in the same
-way. A proof is the HMAC-SHA256 of the role, both hellos and the claims so far, with the cluster's token as key: it fits
-this connection and this role only, so that neither a replayed nor a reflected one is accepted. Nothing of the claims is
-parsed before the proof was found right, and no side reads more than a few kilobytes.
+way. A proof is the HMAC-SHA256 of the role, both hellos and the claims so far, with the cluster's token as key: it is
+valid for this connection and this role only, so a replayed or reflected proof is refused. The claims are parsed only
+after their proof was verified, and no side reads more than a few kilobytes.
 
 `client` and `server` are generators: they yield bytes to send or the number of bytes to read next (which the driver
 sends in), and return the peer. They raise a `HandshakeError`; the driver then closes the connection.
@@ -76,10 +76,10 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is, and what it must know of a peer.
+    """Who this process is, and what it expects of a peer.
 
-    The cluster is empty while it is not known (a process that joins by address alone); an empty one fits any. `info` is
-    for the layers above; the peer gets it as it is. With `tls`, the connection goes on with that after the handshake.
+    The cluster is empty while it is unknown (a process that joins by address alone); an empty one matches any. The peer
+    gets `info` unchanged, for the layers above. With `tls`, the connection continues with TLS after the handshake.
     """
 
     node: int
@@ -146,7 +146,7 @@ def server(me: Identity, kinds: Collection[Kind], address: str) -> Steps:
     """The side that was connected to, which takes these kinds of connections."""
     magic = yield len(_MAGIC)
     if magic != _MAGIC:
-        raise _not_ours(address)  # whoever it is gets no answer, and need not say more
+        raise _not_ours(address)  # the peer gets no answer, and its claims are not needed
     their_hello = magic + (yield _HELLO.size - len(_MAGIC))
     hello = _hello(me)
     yield hello
@@ -179,8 +179,8 @@ def server(me: Identity, kinds: Collection[Kind], address: str) -> Steps:
 
 
 def knock(address: str) -> Generator[bytes | int, bytes, None]:
-    """The beginning of a client's side, until the process there has spoken. For one that is stopped, or dying, its
-    kernel takes the connection, and says no hello."""
+    """The beginning of a client's side, until the process there has answered. If the process is stopped or dying, its
+    kernel accepts the connection, but no hello comes."""
     yield _HELLO.pack(_MAGIC, PROTOCOL_VERSION, bytes(_NONCE))
     if not (yield _HELLO.size).startswith(_MAGIC):
         raise _not_ours(address)
@@ -216,7 +216,7 @@ def run_blocking(steps: Steps, sock: socket.socket, address: str, seconds: float
 
 
 def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """That many bytes, or fewer at the end of the connection. The deadline is for all of them together."""
+    """Read that many bytes, or fewer at the end of the connection. The deadline is for all of them together."""
     got = b""
     while len(got) < count and (piece := sock.recv(count - len(got))):
         got += piece
@@ -225,7 +225,7 @@ def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 
 def closed_early(address: str, piece: bytes) -> HandshakeError:
-    """`piece` is what came of the step that was not over."""
+    """`piece` is what arrived of the unfinished step."""
     kind = HandshakeError if piece else HungUpError
     return kind("the connection was closed during the handshake", address, "see the other side's log for the reason")
 
@@ -276,12 +276,13 @@ def _parse_claims(claims: bytes, address: str) -> Peer:
 
 
 def _proof(me: Identity, role: bytes, client_hello: bytes, server_hello: bytes, *claims: bytes) -> bytes:
-    """All parts but the claims have a fixed size, and claims say their lengths: no two readings have the same bytes."""
+    """All parts but the claims have a fixed size, and claims contain their lengths: no two messages have the same
+    bytes."""
     return hmac.digest(me.token, b"".join((role, client_hello, server_hello, *claims)), hashlib.sha256)
 
 
 def _check_status(status: int, me: Identity, kind: Kind, address: str) -> None:
-    """A refusal is not proven, and only says why to look elsewhere."""
+    """A refusal is not proven, and only tells people where to look."""
     if status == _Status.WELCOME:
         return
     if status == _Status.WRONG_TOKEN:

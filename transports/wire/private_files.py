@@ -1,8 +1,8 @@
 """Files that hold a secret: the cluster's token, a private key. Read whole, or refused before anything is read.
 
-Refused is what everybody on the host can read or change, since it is no secret any more; what is not a regular file,
-since a pipe may never end; and what is too long to be meant. A file that this user must have made (`own`) is also
-refused if another user made it, or if a symbolic link leads to it.
+A file is refused if every user of the host can read or change it, since it is then not a secret; if it is not a regular
+file, since a pipe may never end; and if it is too long for a secret. A file that this user must have created (`own`) is
+also refused if another user created it, or if it is a symbolic link.
 """
 
 import errno
@@ -31,7 +31,7 @@ class PrivateFileError(Exception):
 def read_private(path: Path, *, own: bool = False) -> bytes:
     follow = os.O_NOFOLLOW if own else 0
     try:
-        # A pipe that nobody writes to would block; the open file is looked at, so that it cannot change meanwhile.
+        # A pipe without a writer would block; the open file is checked, so that it cannot change meanwhile.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | follow)
     except (OSError, ValueError) as error:
         if own and isinstance(error, OSError) and error.errno == errno.ELOOP:
@@ -59,7 +59,7 @@ def read_private(path: Path, *, own: bool = False) -> bytes:
 
 
 def create_private(path: Path, content: bytes) -> None:
-    """Write a file that this user alone can read. It appears whole, or not at all; one that is there stays as it is."""
+    """Write a file that only this user can read. It appears whole, or not at all; an existing one stays as it is."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd, temporary = tempfile.mkstemp(dir=path.parent)  # for this user alone, and never somebody else's

@@ -1,13 +1,14 @@
 """Sessions: authenticated connections that carry messages, and the one port on which a process is reached.
 
 A session is an asyncio protocol (made for uvloop): frames of bounded length, opaque here, in the order they were sent.
-It ends in `on_closed`, once: with None if this side closed it, else with an error that names the peer. Liveness is for
-the protocol above; a session only notices what the kernel notices (an end, a reset). All this is for the loop's thread.
+It ends with one call of `on_closed`: with None if this side closed it, else with an error that names the peer. The
+protocol above judges liveness; a session only notices what the kernel notices (an end, a reset). Everything here runs
+on the loop's thread.
 
-A `Listener` proves every connection before it hands it on: sessions as `Session`, links as a blocking socket for
-the transport's threads. A connection that fails the handshake, or is too slow in it, is closed, and the reason told.
-How many are in the handshake at once is bounded. When they are that many, the slowest of the host that has the most of
-them makes room: whoever opens connections and says nothing is in its own way, and hardly in that of others.
+A `Listener` authenticates every connection before it passes it on: sessions as `Session`, links as a blocking socket
+for the transport's threads. A connection that fails the handshake, or is too slow in it, is closed, and the reason is
+reported. The number of connections in the handshake is bounded. When it is reached, the slowest connection of the host
+that has the most of them is dropped: a host that opens connections and sends nothing hurts itself, and hardly others.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ MAX_FRAME = 64 << 20
 CONNECT_SECONDS = 2.0
 # What may wait for a peer that does not read; a frame of the largest size always fits.
 MAX_UNSENT = 2 * MAX_FRAME
-# Frames that nobody waits for are gathered for so long, and no more than so many of them.
+# Frames that are not urgent are collected for this long, and at most this many of them.
 LATER_SECONDS = 0.002
 _MOST_LATER = 64
 # How long what was sent before a close may take to leave.
 FLUSH_SECONDS = 1.0
 # Connections that may be in the handshake at once; others wait in the kernel's queue.
 MAX_HANDSHAKES = 256
-# When they are that many, one that has taken this long makes room. An honest one takes a few round
-# trips, and what a host with very much to do makes of them.
+# When there are that many, one that has taken this long is dropped. An honest one takes a few round
+# trips, or longer on a very busy host.
 SLOW_SECONDS = 1.0
 
 _LENGTH = Struct("<I")
@@ -75,7 +76,7 @@ def _ignore_close(error: TransportError | None) -> None:
 
 
 class Session(asyncio.Protocol):
-    """One session. Whoever opens or accepts it sets `on_frame` and `on_closed` before the first frame can come."""
+    """One session. Its owner sets `on_frame` and `on_closed` before the first frame can come."""
 
     def __init__(self, peer: Peer, made: Callable[[Session], None], max_frame: int = MAX_FRAME) -> None:
         self.peer = peer
@@ -96,7 +97,7 @@ class Session(asyncio.Protocol):
         return self._open
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; of a session that is closed, nothing is sent, as if the connection had just broken."""
+        """Send a frame; a closed session sends nothing, as if the connection had just broken."""
         if not self._open or self._transport is None:
             return
         if len(frame) > self._max_frame:
@@ -117,7 +118,7 @@ class Session(asyncio.Protocol):
             )
 
     def send_later(self, frame: bytes) -> None:
-        """Send a frame that nobody waits for: with others, before the next that someone waits for, in a moment."""
+        """Send a frame that is not urgent: soon, together with others, and before the next urgent one."""
         if not self._open:
             return
         self._later.append(_LENGTH.pack(len(frame)) + frame)
@@ -127,7 +128,7 @@ class Session(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(LATER_SECONDS, self._flush_in_time)
 
     def flush(self) -> None:
-        """Send what was to go later."""
+        """Send the delayed frames."""
         if self._later and self._transport is not None:
             frames, self._later = self._later, []
             self._transport.write(b"".join(frames))
@@ -138,7 +139,7 @@ class Session(asyncio.Protocol):
             self.flush()
 
     def close(self) -> None:
-        """Close after what was sent before; no frame is delivered any more."""
+        """Close after sending everything queued; deliver no more frames."""
         if self._open and self._transport is not None:
             self.flush()
             self._open = False
@@ -158,7 +159,7 @@ class Session(asyncio.Protocol):
     # --- what asyncio calls ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses
         self._open = True
         self._made(self)
 
@@ -298,7 +299,7 @@ class _SayWelcome(asyncio.Protocol):
 
 
 async def probe(address: str, seconds: float = CONNECT_SECONDS) -> bool | None:
-    """Does a process of ours live there? True if it answers, False if its port refuses, None without an answer."""
+    """Whether a hoplite process lives there: True if it answers, False if its port refuses, None without an answer."""
     try:
         async with asyncio.timeout(seconds):
             with await _dial(address) as sock:
@@ -311,7 +312,7 @@ async def probe(address: str, seconds: float = CONNECT_SECONDS) -> bool | None:
 
 
 async def _dial(address: str) -> socket.socket:
-    """A connection to the first of the host's addresses that takes one."""
+    """A connection to the first of the host's addresses that accepts one."""
     loop = asyncio.get_running_loop()
     host, port = parse_address(address)
     failure = OSError(f"{host} has no address")
@@ -358,7 +359,7 @@ class Listener:
         self._handshakes: dict[asyncio.Task[None], tuple[str, float]] = {}  # from where and since when, oldest first
 
     async def start(self, host: str, port: int = 0) -> str:
-        """Listen, and return the address. Refused where others can connect, unless they must prove a token."""
+        """Listen, and return the address. Raises where other hosts can connect, if there is no token to prove."""
         loop = asyncio.get_running_loop()
         family, _, _, _, name = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
         check_token(self._me.token, str(name[0]))
@@ -375,7 +376,7 @@ class Listener:
         return socket_address(sock.getsockname())
 
     async def close(self) -> None:
-        """Take no more connections; sessions and links that were handed on go on."""
+        """Accept no more connections; sessions and links that were passed on continue."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,11 +1,13 @@
-"""TLS for every connection between hosts, where the configuration names certificates; else there is none.
+"""TLS for every connection between hosts, if the configuration names certificates.
 
-The token is proven first, and under that proof both sides say whether they use TLS; then both show a certificate of the
-cluster's own authority. Whose name it has does not matter: who has the authority's word and the token belongs to it.
-The server says one byte when it has accepted its client, since a client that is refused would not know it otherwise.
+The token is proven first, and under that proof both sides say whether they use TLS. Then both show a certificate of the
+cluster's own authority. The name in it does not matter: a process with the token and a certificate of the authority
+belongs to the cluster. The server sends one byte when it has accepted its client, since a refused client would not know
+otherwise.
 
-A session's TLS is the event loop's. A link's threads use its socket by calls that end within a bound and with flags
-that Python's TLS sockets refuse; `LinkSocket` is a TLS socket that takes them. UCX has no TLS, and is not used with it.
+The event loop does a session's TLS. A link's threads use its socket with calls that end within a bound and with flags
+that Python's TLS sockets refuse; `LinkSocket` is a TLS socket that accepts them. UCX does not support TLS, and is not
+used with it.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ _CALL_SECONDS = 0.1  # as for links without TLS: a thread notices a cancelled st
 
 
 def open_tls() -> Tls | None:
-    """As the configuration wants it; None is without. Raises a `ConfigurationError`."""
+    """TLS as configured; None means without. Raises a `ConfigurationError`."""
     files = load().certificates
     return None if files is None else Tls(files)
 
 
 class Tls:
-    """A process's certificate, key and authority, tried against each other before anybody connects."""
+    """A process's certificate, key and authority, checked against each other before any connection."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self.client = self._context(ssl.PROTOCOL_TLS_CLIENT)
         self.server = self._context(ssl.PROTOCOL_TLS_SERVER)
-        self.server.num_tickets = 0  # nobody resumes
+        self.server.num_tickets = 0  # sessions are not resumed
         self._try()
 
     def _context(self, role: int) -> ssl.SSLContext:
@@ -78,7 +80,7 @@ class Tls:
         return context
 
     def _try(self) -> None:
-        """Shake hands with ourselves: what would be refused by every peer is refused here, with the reason."""
+        """Do a TLS handshake with ourselves: what every peer would refuse is refused here, with the reason."""
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
         sides = [
             self.client.wrap_bio(to_client, to_server),
@@ -101,7 +103,7 @@ class Tls:
     # --- links -------------------------------------------------------------------------------------------------
 
     def wrap(self, sock: socket.socket, *, server_side: bool) -> LinkSocket:
-        """The same connection, still before its TLS handshake. The old object is of no use any more."""
+        """The same connection, before its TLS handshake. The old object cannot be used any more."""
         context = self.server if server_side else self.client
         sock.setblocking(False)
         wrapped = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
@@ -168,7 +170,7 @@ class LinkSocket(ssl.SSLSocket):
             raise WrongTlsError("the peer did not accept the TLS connection", address, "see the other side's log")
 
     def _shake(self) -> int | None:
-        """Go on with the handshake; what to wait for, or None when it is over."""
+        """Continue the handshake; returns what to wait for, or None when it is complete."""
         try:
             self.do_handshake()
         except ssl.SSLWantReadError:
@@ -249,7 +251,7 @@ class LinkSocket(ssl.SSLSocket):
         return not flags & socket.MSG_DONTWAIT and self._ready(wanted, _CALL_SECONDS)
 
     def shutdown(self, how: int) -> None:
-        """Of the connection alone: another thread may be using the TLS of it."""
+        """Only the connection: another thread may be using its TLS."""
         socket.socket.shutdown(self, how)
 
 
@@ -270,5 +272,5 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def _no_password() -> str:
-    """A key with a password is refused instead of asked for at a terminal that nobody watches."""
+    """Refuse a key with a password, instead of asking for it at a terminal that nobody watches."""
     return ""

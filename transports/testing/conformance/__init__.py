@@ -1,4 +1,4 @@
-"""What every transport must do, as checks that take a maker of endpoints: run each of `CHECKS` against it."""
+"""What every transport must do, as checks that take a factory of endpoints: run each of `CHECKS` against it."""
 
 from collections.abc import Callable
 

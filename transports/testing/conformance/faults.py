@@ -59,7 +59,7 @@ def check_sender_killed(make: Maker) -> None:
 
 
 def check_receiver_killed(make: Maker) -> None:
-    """Its streams close, and others go on."""
+    """Its streams close, and others continue."""
     with endpoints(make, 1, 2) as (a, b), start_process(make, 9) as process:
         key, source = next_key(), filled(2, _SIZE, watermark=_SIZE // 2)
         process.receive(a.node, a.address, key, _SIZE, granule=_MIB)
@@ -74,7 +74,7 @@ def check_receiver_killed(make: Maker) -> None:
 
 
 def check_sender_stopped(make: Maker) -> None:
-    """A stream from a stopped sender can be cancelled at once; the link lives on when the sender does."""
+    """A stream from a stopped sender can be cancelled at once; the link continues when the sender does."""
     with endpoints(make, 1, 2) as (a, b), start_process(make, 9) as process:
         incoming = _started(b.node, process, b, 4)
         process.stop()
@@ -140,7 +140,7 @@ def check_stopped_link_closes(make: Maker) -> None:
 
 
 def check_nobody_there(make: Maker) -> None:
-    """A receive from a port where nobody listens breaks soon; a serve that nobody comes for is closed."""
+    """A receive from a port where nothing listens breaks soon; a serve whose receiver never comes is closed."""
     with endpoints(make, 1, 2) as (a, b):
         a.close()
         incoming = Receiving(b, a.node, a.address, next_key(), _MIB)
@@ -149,7 +149,7 @@ def check_nobody_there(make: Maker) -> None:
 
 
 def check_wrong_token(make: Maker) -> None:
-    """Neither side talks to one with another token, and both say why."""
+    """Neither side talks to a peer with another token, and both say why."""
     lost: list[tuple[int, Side, Exception]] = []
     with make(1, b"right") as a, make(2, b"wrong", on_lost=lambda *why: lost.append(why)) as b:
         incoming = Receiving(b, a.node, a.address, next_key(), _MIB)
@@ -167,7 +167,7 @@ def check_wrong_node(make: Maker) -> None:
 
 
 def check_garbage(make: Maker) -> None:
-    """Strangers get nothing, cost little, and harm nobody."""
+    """Strangers get nothing, cost little, and do no harm."""
     noise = random.Random(11).randbytes(100_000)
     with endpoints(make, 1, 2) as (a, b):
         where = parse_address(a.address)

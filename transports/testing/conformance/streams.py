@@ -33,7 +33,7 @@ _MIB = 1 << 20
 
 
 class LazySink:
-    """Takes everything, and makes it final only when it is told to; what is not final in the end is dropped."""
+    """Takes everything, and makes it final only on request; what is not final at the end is dropped."""
 
     def __init__(self, size: int) -> None:
         self._view = memoryview(bytearray(size))
@@ -183,7 +183,7 @@ def check_fair_turns(make: Maker) -> None:
 
 
 def check_back_pressure(make: Maker) -> None:
-    """A sink that takes no more holds up its own stream alone, which goes on when it does."""
+    """A full sink holds up only its own stream, which continues when the sink does."""
     size, limit = 2 * _MIB, 100_000
     with endpoints(make, 1, 2) as (a, b):
         memory = Memory(bytearray(size))
@@ -401,7 +401,7 @@ def check_nothing_leaks(make: Maker) -> None:
         for node in range(5, 45):
             _open_and_close(make, a, node)
         wait_until(lambda: not a.transport.links(), "all links are gone")
-        # Fewer is no leak: what others left in this process may go meanwhile.
+        # Fewer is not a leak: leftovers of other tests in this process may go meanwhile.
         wait_until(
             lambda: all(now <= then for now, then in zip(_resources(), before, strict=True)),
             f"no more descriptors and threads than before ({before}): {_resources()}",

@@ -1,4 +1,4 @@
-"""What the checks share: endpoints here and in other processes, streams that are watched, bytes that tell their place.
+"""What the checks share: endpoints here and in other processes, watched streams, bytes that show their position.
 
 Every wait here is bounded, and ends in an `AssertionError` that says what did not happen.
 """
@@ -341,7 +341,7 @@ def other_processes(start: Callable[[Maker, int], OtherProcess]) -> Iterator[Non
 
 
 def run_process() -> None:
-    """The other process: does what it is told until its standard input ends."""
+    """The other process: obeys commands until its standard input ends."""
     begun = json.loads(sys.stdin.readline())
     module, _, name = begun["make"].partition(":")
     make: Maker = getattr(importlib.import_module(module), name)
