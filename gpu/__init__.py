@@ -1,5 +1,4 @@
-"""The place for device memory: buffers on GPUs, staging, reduction kernels, the machine's topology. It is empty: arrays
-on GPUs travel as pickles.
+"""Device memory: the CUDA driver, segments that processes share, arithmetic, staging, and the machine's topology.
 
-What comes here knows nothing of transports, and imports on a machine without a GPU and says so there.
+It knows nothing of transports. It imports on a machine without a GPU, and says so there when a device is asked for.
 """

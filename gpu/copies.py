@@ -1,0 +1,33 @@
+"""Copies between pieces of memory, of the host or of a device, that are done when they return."""
+
+import ctypes as c
+import functools
+import threading
+
+import numpy as np
+
+from hoplite_ucx.gpu import driver as cuda
+from hoplite_ucx.gpu.segments import Window
+
+def copy(to: memoryview | Window, source: memoryview | Window) -> None:
+    """As many bytes as both have. On a thread of ours: it leaves the device's context current there."""
+    size = min(to.nbytes, source.nbytes)
+    if isinstance(to, memoryview) and isinstance(source, memoryview):
+        to[:size] = source[:size]
+        return
+    device = to.device if isinstance(to, Window) else source.device  # type: ignore[union-attr]  # one of them is
+    driver = cuda.load()
+    driver.enter(device)
+    stream = _stream_of(threading.get_ident(), device)
+    driver.call("cuMemcpyAsync", address(to), address(source), size, stream)
+    driver.call("cuStreamSynchronize", stream)
+
+
+def address(memory: memoryview | Window) -> int:
+    return memory.pointer if isinstance(memory, Window) else int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+@functools.cache
+def _stream_of(_: int, device: int) -> int:
+    """One for each thread and device."""
+    return int(cuda.load().value(c.c_void_p, "cuStreamCreate", cuda.NON_BLOCKING))
