@@ -60,10 +60,10 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.placement import Nic, SenderPool
 from hoplite_ucx.protocol.settings import MIB
 from hoplite_ucx.protocol.timers import Timers
-from tests.protocol.test_directory import chain_of_three
-from tests.protocol.test_node import place, receiving
-from tests.protocol.test_recovery import A_SLOT, Successor, copy, partial, slot, spec
-from tests.protocol.test_room import cached
+from tests.protocol.directory.test_objects import chain_of_three
+from tests.protocol.directory.test_recovery import A_SLOT, Successor, copy, partial, slot, spec
+from tests.protocol.node.test_calls import place, receiving
+from tests.protocol.node.test_memory import cached
 from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, ref, sealed_in, version
 from tests.tools.reducer import OUTER, TARGET, Reducer, chain, small
 

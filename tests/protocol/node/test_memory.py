@@ -35,8 +35,8 @@ from hoplite_ucx.protocol.messages import (
     Want,
 )
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.test_node import OTHER, RECEIVER, R, V, place, request
-from tests.protocol.test_slot_streams import fed_slot
+from tests.protocol.node.test_calls import OTHER, RECEIVER, R, V, place, request
+from tests.protocol.node.test_reducing import fed_slot
 from tests.tools.machines import NodeDriver, ref, version
 
 

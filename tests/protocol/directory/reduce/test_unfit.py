@@ -18,7 +18,7 @@ from hoplite_ucx.protocol.messages import (
     Want,
     Watch,
 )
-from tests.protocol.test_stripes import Allreduce
+from tests.protocol.directory.spread.test_stripes import Allreduce
 from tests.tools.machines import NodeDriver, ref, snapshot, version
 from tests.tools.reducer import OUTER, TARGET, chain, small
 

@@ -4,8 +4,8 @@ import pytest
 
 from hoplite_ucx.protocol.events import Combine, CombineBytes
 from hoplite_ucx.protocol.messages import Bind, CombineInline, Operation
-from tests.protocol.test_stripes import Allreduce
-from tests.protocol.test_takeover import copied, split
+from tests.protocol.directory.reduce.test_hosts import copied, split
+from tests.protocol.directory.spread.test_stripes import Allreduce
 from tests.tools.machines import NodeDriver, ref, version
 from tests.tools.reducer import Reducer, chain, small
 
