@@ -60,12 +60,10 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.placement import Nic, SenderPool
 from hoplite_ucx.protocol.settings import MIB
 from hoplite_ucx.protocol.timers import Timers
-from tests.protocol.directory.test_objects import chain_of_three
-from tests.protocol.directory.test_recovery import A_SLOT, Successor, copy, partial, slot, spec
-from tests.protocol.node.test_calls import place, receiving
-from tests.protocol.node.test_memory import cached
-from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, ref, sealed_in, version
+from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, chain_of_three, ref, sealed_in, version
 from tests.tools.reducer import OUTER, TARGET, Reducer, chain, small
+from tests.tools.successor import A_SLOT, Successor, copy, partial, slot, spec
+from tests.tools.transfers import cached, place, receiving
 
 R = ref(1)
 V = version(1)

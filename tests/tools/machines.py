@@ -36,6 +36,8 @@ from hoplite_ucx.protocol.messages import (
     Put,
     PutAccepted,
     Sealed,
+    StreamFailed,
+    StreamFault,
     ToDirectory,
     ToNode,
     ToPeer,
@@ -285,3 +287,18 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
     for name in names:
         if name not in _IGNORED:
             yield name, getattr(value, name)
+
+
+def broken(
+    place: Place, watermark: int, fault: StreamFault = StreamFault.BROKEN, *, wanted: bool = True
+) -> StreamFailed:
+    return StreamFailed(place.version, place.number, watermark, place.sender, fault, wanted)
+
+
+def chain_of_three() -> tuple[DirectoryDriver, list[Place]]:
+    """A has it; B pulls from A, C from B, D from C."""
+    d = DirectoryDriver("A", "B", "C", "D")
+    d.put("A", 1)
+    places = [d.want(name, 1) for name in "BCD"]
+    assert d.senders(1) == {"B": "A", "C": "B", "D": "C"}
+    return d, places

@@ -209,3 +209,27 @@ def small(*names: str) -> tuple[Reducer, CombineInline]:
     d.reduce("C", tuple(range(1, len(names) + 1)))
     [combine] = d.heard_all(CombineInline, "C")
     return d, combine
+
+
+HALF = LARGE // 2
+
+
+def copied(d: Reducer, name: str, number: int) -> None:
+    place = d.want(name, number)
+    d.tell(name, Completed(place.version))
+
+
+def split() -> tuple[Reducer, Bind, Bind]:
+    """C died. D, which has source 3, combines the rest of the root's parts for E, which has got half of the target."""
+    d, _, root = chain()
+    copied(d, "D", 3)
+    d.want("E", TARGET)
+    d.lose("C")
+    below = d.take("D")
+    assert below.parts == root.parts
+    assert (below.start, below.resume) == (HALF, False)
+    rest = d.take("E")
+    assert (rest.version, rest.parts) == (root.version, (below.version,))
+    assert (rest.start, rest.resume) == (HALF, True)
+    d.quiet()
+    return d, below, rest

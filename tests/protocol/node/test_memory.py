@@ -35,19 +35,17 @@ from hoplite_ucx.protocol.messages import (
     Want,
 )
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.node.test_calls import OTHER, RECEIVER, R, V, place, request
-from tests.protocol.node.test_reducing import fed_slot
 from tests.tools.machines import NodeDriver, ref, version
-
-
-def cached(n: NodeDriver, number: int, size: int, at: float) -> None:
-    """A copy that came over the network and was let go of."""
-    n.now = at
-    call = 100 + number
-    n.handle(GetCall(call, ref(number), None))
-    receive = n.only(n.directory(place(number, of=version(number), size=size)), Receive)
-    n.handle(ReceiveClosed(receive.stream, size, None))
-    n.handle(Unpin(call))
+from tests.tools.transfers import (
+    OTHER,
+    RECEIVER,
+    R,
+    V,
+    cached,
+    fed_slot,
+    place,
+    request,
+)
 
 
 def test_the_least_recently_used_copies_are_evicted_by_asking() -> None:

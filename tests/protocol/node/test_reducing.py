@@ -1,26 +1,50 @@
-"""Streams that feed a slot: which of them may wait, and for whom."""
+"""The slots that a node runs: streams that feed them, slots taken over in the middle, and what cannot be combined."""
 
-from hoplite_ucx.protocol.errors import FailureKind
-from hoplite_ucx.protocol.events import CallFailed, CancelReceive, Combined, PutCall, Receive, ReceiveClosed
-from hoplite_ucx.protocol.ids import node_id
-from hoplite_ucx.protocol.messages import Bind, Completed, Consumed, Operation, Place, Sealed, StreamFault, StreamStatus
-from hoplite_ucx.protocol.settings import GIB, MIB
-from tests.tools.machines import RATE, NodeDriver, version
+import pytest
 
-FIRST, SECOND = node_id(8), node_id(9)
-
-
-def fed_slot(memory: int = GIB) -> tuple[NodeDriver, Receive, Receive]:
-    """A slot of two parts, both from elsewhere."""
-    n = NodeDriver(memory=memory)
-    slot, parts = version(1), (version(2), version(3))
-    n.directory(Bind(slot, 1, 8 * MIB, b"", Operation.SUM, parts, slot.ref))
-    streams = []
-    for number, (part, sender) in enumerate(zip(parts, (FIRST, SECOND), strict=True), 2):
-        place = Place(part, number, 8 * MIB, b"", sender, "there:1", MIB, RATE, into=slot.ref)
-        streams.append(n.only(n.directory(place), Receive))
-    first, second = streams
-    return n, first, second
+from hoplite_ucx.protocol.errors import Failure, FailureKind
+from hoplite_ucx.protocol.events import (
+    Allocate,
+    CallFailed,
+    CancelReceive,
+    Combine,
+    CombineBytes,
+    Combined,
+    CombineFailed,
+    DirectoryLost,
+    Fill,
+    Free,
+    GetCall,
+    Got,
+    PutCall,
+    Receive,
+    ReceiveClosed,
+    Serve,
+)
+from hoplite_ucx.protocol.ids import NO_SLOT, StreamId, Version, node_id
+from hoplite_ucx.protocol.messages import (
+    Bind,
+    Bound,
+    CombineInline,
+    Completed,
+    Consumed,
+    Declined,
+    Drop,
+    Operation,
+    Place,
+    Sealed,
+    SlotReport,
+    StreamFault,
+    StreamRefused,
+    StreamRequest,
+    StreamStatus,
+    Unfit,
+    Want,
+)
+from hoplite_ucx.protocol.settings import MIB
+from tests.tools.machines import RATE, NodeDriver, ref, version
+from tests.tools.reducer import TARGET, chain
+from tests.tools.transfers import FIRST, fed_slot
 
 
 def test_a_part_that_waits_for_the_one_before_it_is_no_stall() -> None:
@@ -59,3 +83,146 @@ def test_a_result_may_be_decided_before_its_last_stream_is_seen_to_end() -> None
     copy = n.state.memory.complete_copy(version(1).ref)
     assert copy is not None
     assert not copy.in_use()
+
+
+# --- slots taken over in the middle ---------------------------------------------------------------------------
+
+PEER = node_id(9)
+SLOT, PART, UPPER = version(1), version(2), version(3)
+SIZE = 8 * MIB
+
+
+def bind(of: Version, *parts: Version, start: int = 0, resume: bool = False, number: int = 1) -> Bind:
+    return Bind(of, number, SIZE, b"", Operation.SUM, parts, ref(TARGET), None, start, resume)
+
+
+def request(number: int, offset: int) -> StreamRequest:
+    return StreamRequest(StreamId(PEER, number), SLOT, offset, MIB, RATE, for_slot=True)
+
+
+def placed(of: Version, number: int, into: bytes = NO_SLOT) -> Place:
+    return Place(of, number, SIZE, b"", PEER, "there:1", MIB, RATE, sealed=bool(into), into=into)
+
+
+def test_a_slot_combines_and_pulls_from_its_start_on() -> None:
+    n = NodeDriver()
+    effects = n.directory(bind(SLOT, PART, start=3 * MIB))
+    assert n.only(effects, Combine) == Combine(1, SIZE, b"", Operation.SUM, (None,), 3 * MIB)
+    assert n.sent(effects, Bound) == [Bound(SLOT, 1, (PART,))]
+    assert n.only(n.directory(placed(PART, 2, SLOT.ref)), Receive).offset == 3 * MIB
+
+
+@pytest.mark.parametrize("offset", [0, 3 * MIB - 1, SIZE + 1])
+def test_a_slot_serves_nothing_below_its_start(offset: int) -> None:
+    n = NodeDriver()
+    n.directory(bind(SLOT, PART, start=3 * MIB))
+    effects = n.peer(PEER, request(1, offset))
+    assert n.sent(effects, StreamRefused) == [StreamRefused(StreamId(PEER, 1), StreamFault.ABSENT)]
+    assert n.none(effects, Serve)
+    assert n.only(n.peer(PEER, request(2, 3 * MIB)), Serve).offset == 3 * MIB
+
+
+def test_a_request_below_the_start_that_came_before_the_slot_is_refused_too() -> None:
+    n = NodeDriver()
+    n.peer(PEER, request(1, MIB))
+    effects = n.directory(bind(SLOT, PART, start=3 * MIB))
+    assert n.sent(effects, StreamRefused) == [StreamRefused(StreamId(PEER, 1), StreamFault.ABSENT)]
+
+
+def test_the_end_of_a_slot_is_not_announced() -> None:
+    n = NodeDriver()
+    n.directory(bind(SLOT, PART, start=3 * MIB))
+    stream = n.only(n.directory(placed(PART, 2, SLOT.ref)), Receive).stream
+    n.handle(ReceiveClosed(stream, SIZE, None))
+    assert n.sent(n.handle(Combined(1)), Completed) == []
+    assert n.state.memory.complete_copy(SLOT.ref) is None
+    n.handle(DirectoryLost())
+    again = n.connect()
+    assert again.copies == ()
+    assert again.slots == (SlotReport(bind(SLOT, PART, start=3 * MIB), ()),)
+
+
+@pytest.mark.parametrize(("start", "missing"), [(2 * MIB, (SLOT,)), (3 * MIB, ()), (5 * MIB, ())])
+def test_the_end_of_a_slot_is_used_in_place_only_from_its_start_on(start: int, missing: tuple[Version, ...]) -> None:
+    n = NodeDriver()
+    n.directory(bind(SLOT, PART, start=3 * MIB))
+    effects = n.directory(bind(UPPER, SLOT, start=start, number=2))
+    assert n.sent(effects, Bound) == [Bound(UPPER, 2, missing)]
+
+
+def getting(watermark: int) -> NodeDriver:
+    """A get of the slot's output that has lost its sender."""
+    n = NodeDriver()
+    n.handle(GetCall(7, SLOT.ref, None))
+    stream = n.only(n.directory(placed(SLOT, 1)), Receive).stream
+    n.handle(ReceiveClosed(stream, watermark, StreamFault.BROKEN))
+    return n
+
+
+def test_a_getter_makes_the_rest_in_place() -> None:
+    n = getting(3 * MIB)
+    effects = n.directory(bind(SLOT, PART, start=3 * MIB, resume=True))
+    assert n.none(effects, Allocate, Free)
+    assert n.only(effects, Combine) == Combine(1, SIZE, b"", Operation.SUM, (None,), 3 * MIB)
+    assert n.only(n.peer(PEER, request(1, 0)), Serve).offset == 0  # the beginning is here
+    stream = n.only(n.directory(placed(PART, 2, SLOT.ref)), Receive).stream
+    n.handle(ReceiveClosed(stream, SIZE, None))
+    assert n.sent(n.handle(Combined(1)), Completed) == [Completed(SLOT)]
+    assert n.only(n.directory(Sealed(SLOT)), Got).segment == 1
+
+
+@pytest.mark.parametrize("start", [MIB, 4 * MIB])
+def test_a_getter_that_has_not_come_so_far_declines(start: int) -> None:
+    n = getting(3 * MIB)
+    effects = n.directory(bind(SLOT, PART, start=start, resume=True))
+    assert n.sent(effects, Declined) == [Declined(SLOT, 1)]
+    assert n.sent(n.directory(Drop(SLOT)), Want) == [Want(SLOT.ref)]
+
+
+def test_a_node_that_gets_nothing_declines_to_make_the_rest() -> None:
+    n = NodeDriver()
+    effects = n.directory(bind(SLOT, PART, start=MIB, resume=True))
+    assert n.sent(effects, Declined) == [Declined(SLOT, 1)]
+    assert n.none(effects, Allocate)
+
+
+def test_a_slot_that_begins_beyond_its_end_is_ignored() -> None:
+    n = NodeDriver()
+    assert n.directory(bind(SLOT, PART, start=SIZE + 1)) == []
+
+
+# --- what cannot be combined ----------------------------------------------------------------------------------
+
+SENSELESS = Failure(FailureKind.INVALID, "xor is not defined for float64", "reduce other arrays")
+
+
+def test_a_node_lets_go_of_the_slot_and_says_why() -> None:
+    n = NodeDriver()
+    combine = n.only(n.directory(Bind(SLOT, 1, 1 << 20, b"", Operation.XOR, (PART,), ref(TARGET))), Combine)
+    effects = n.handle(CombineFailed(combine.segment, SENSELESS))
+    assert n.sent(effects, Unfit) == [Unfit(SLOT, SENSELESS.detail, SENSELESS.remedy)]
+    assert n.only(effects, Free).segment == combine.segment
+    assert n.sent(n.handle(CombineFailed(combine.segment, SENSELESS)), Unfit) == []
+
+
+def test_small_objects_that_cannot_be_combined_are_not_kept() -> None:
+    n = NodeDriver()
+    combine = n.only(n.directory(CombineInline(SLOT, b"", Operation.XOR, (b"1", b"2"))), CombineBytes)
+    effects = n.handle(CombineFailed(combine.version, SENSELESS))
+    assert n.sent(effects, Unfit) == [Unfit(SLOT, SENSELESS.detail, SENSELESS.remedy)]
+    assert n.none(effects, Fill)
+    assert n.sent(n.handle(CombineFailed(combine.version, SENSELESS)), Unfit) == []
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_the_word_may_be_lost_with_the_session(length: int) -> None:
+    """Then the slot is not announced: the directory gives it away again, and whoever gets it says it anew."""
+    n = NodeDriver()
+    combine = n.only(n.directory(Bind(SLOT, 1, 1 << 20, b"", Operation.XOR, (PART,), ref(TARGET))), Combine)
+    n.handle(DirectoryLost())
+    n.handle(CombineFailed(combine.segment, Failure(FailureKind.INVALID, "x" * length, "")))
+    assert n.connect().slots == ()
+    d, lower, _ = chain()
+    d.rejoin("B", copies=(2,), slots=())
+    d.report_halts("C")
+    assert d.take("B").parts == lower.parts

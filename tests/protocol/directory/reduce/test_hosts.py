@@ -3,51 +3,23 @@
 B runs the slot (2, 1), C the root (3, slot), as in `test_reduction`; `HALF` is how far whoever pulled has come.
 """
 
-import pytest
-
 from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.errors import FailureKind
-from hoplite_ucx.protocol.events import (
-    Allocate,
-    Combine,
-    Combined,
-    DirectoryLost,
-    Free,
-    GetCall,
-    Got,
-    Receive,
-    ReceiveClosed,
-    Serve,
-)
-from hoplite_ucx.protocol.ids import NO_SLOT, StreamId, Version, node_id, short
+from hoplite_ucx.protocol.ids import short
 from hoplite_ucx.protocol.messages import (
     Bind,
-    Bound,
     Completed,
     Declined,
     Drop,
     Failed,
-    Operation,
     Partial,
-    Place,
     Rejected,
     Sealed,
     SlotReport,
-    StreamFault,
-    StreamRefused,
-    StreamRequest,
     Want,
 )
-from hoplite_ucx.protocol.settings import MIB
-from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, ref, version
-from tests.tools.reducer import TARGET, Reducer, chain
-
-HALF = LARGE // 2
-
-
-def copied(d: Reducer, name: str, number: int) -> None:
-    place = d.want(name, number)
-    d.tell(name, Completed(place.version))
+from tests.tools.machines import LARGE, DirectoryDriver, ref
+from tests.tools.reducer import HALF, TARGET, Reducer, chain, copied, split
 
 
 def taken_over() -> tuple[Reducer, Bind, Bind]:
@@ -177,22 +149,6 @@ def test_a_getter_that_has_the_source_makes_the_rest_itself() -> None:
     assert [seal.version for seal in d.heard_all(Sealed, "D")] == [root.version]
 
 
-def split() -> tuple[Reducer, Bind, Bind]:
-    """C died. D, which has source 3, combines the rest of the root's parts for E, which has got half of the target."""
-    d, _, root = chain()
-    copied(d, "D", 3)
-    d.want("E", TARGET)
-    d.lose("C")
-    below = d.take("D")
-    assert below.parts == root.parts
-    assert (below.start, below.resume) == (HALF, False)
-    rest = d.take("E")
-    assert (rest.version, rest.parts) == (root.version, (below.version,))
-    assert (rest.start, rest.resume) == (HALF, True)
-    d.quiet()
-    return d, below, rest
-
-
 def test_another_node_combines_the_rest_for_a_getter_without_the_source() -> None:
     d, below, rest = split()
     assert d.feeders(rest) == {short(below.version.ref): "D"}
@@ -235,11 +191,7 @@ def test_the_next_getter_goes_on_when_the_first_dies() -> None:
     assert d.feeders(bind) == {short(below.version.ref): "D"}
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------
-
-PEER = node_id(9)
-SLOT, PART, UPPER = version(1), version(2), version(3)
-SIZE = 8 * MIB
+# --- placing behind a slot --------------------------------------------------------------------------------------
 
 
 def test_nobody_is_placed_behind_a_slot_that_begins_above_him() -> None:
@@ -252,102 +204,3 @@ def test_nobody_is_placed_behind_a_slot_that_begins_above_him() -> None:
     plans = {name: tree.choose_sender(d.receiver(name, 1)) for name in "BC"}
     assert plans["B"] is None
     assert plans["C"] is not None
-
-
-def bind(of: Version, *parts: Version, start: int = 0, resume: bool = False, number: int = 1) -> Bind:
-    return Bind(of, number, SIZE, b"", Operation.SUM, parts, ref(TARGET), None, start, resume)
-
-
-def request(number: int, offset: int) -> StreamRequest:
-    return StreamRequest(StreamId(PEER, number), SLOT, offset, MIB, RATE, for_slot=True)
-
-
-def placed(of: Version, number: int, into: bytes = NO_SLOT) -> Place:
-    return Place(of, number, SIZE, b"", PEER, "there:1", MIB, RATE, sealed=bool(into), into=into)
-
-
-def test_a_slot_combines_and_pulls_from_its_start_on() -> None:
-    n = NodeDriver()
-    effects = n.directory(bind(SLOT, PART, start=3 * MIB))
-    assert n.only(effects, Combine) == Combine(1, SIZE, b"", Operation.SUM, (None,), 3 * MIB)
-    assert n.sent(effects, Bound) == [Bound(SLOT, 1, (PART,))]
-    assert n.only(n.directory(placed(PART, 2, SLOT.ref)), Receive).offset == 3 * MIB
-
-
-@pytest.mark.parametrize("offset", [0, 3 * MIB - 1, SIZE + 1])
-def test_a_slot_serves_nothing_below_its_start(offset: int) -> None:
-    n = NodeDriver()
-    n.directory(bind(SLOT, PART, start=3 * MIB))
-    effects = n.peer(PEER, request(1, offset))
-    assert n.sent(effects, StreamRefused) == [StreamRefused(StreamId(PEER, 1), StreamFault.ABSENT)]
-    assert n.none(effects, Serve)
-    assert n.only(n.peer(PEER, request(2, 3 * MIB)), Serve).offset == 3 * MIB
-
-
-def test_a_request_below_the_start_that_came_before_the_slot_is_refused_too() -> None:
-    n = NodeDriver()
-    n.peer(PEER, request(1, MIB))
-    effects = n.directory(bind(SLOT, PART, start=3 * MIB))
-    assert n.sent(effects, StreamRefused) == [StreamRefused(StreamId(PEER, 1), StreamFault.ABSENT)]
-
-
-def test_the_end_of_a_slot_is_not_announced() -> None:
-    n = NodeDriver()
-    n.directory(bind(SLOT, PART, start=3 * MIB))
-    stream = n.only(n.directory(placed(PART, 2, SLOT.ref)), Receive).stream
-    n.handle(ReceiveClosed(stream, SIZE, None))
-    assert n.sent(n.handle(Combined(1)), Completed) == []
-    assert n.state.memory.complete_copy(SLOT.ref) is None
-    n.handle(DirectoryLost())
-    again = n.connect()
-    assert again.copies == ()
-    assert again.slots == (SlotReport(bind(SLOT, PART, start=3 * MIB), ()),)
-
-
-@pytest.mark.parametrize(("start", "missing"), [(2 * MIB, (SLOT,)), (3 * MIB, ()), (5 * MIB, ())])
-def test_the_end_of_a_slot_is_used_in_place_only_from_its_start_on(start: int, missing: tuple[Version, ...]) -> None:
-    n = NodeDriver()
-    n.directory(bind(SLOT, PART, start=3 * MIB))
-    effects = n.directory(bind(UPPER, SLOT, start=start, number=2))
-    assert n.sent(effects, Bound) == [Bound(UPPER, 2, missing)]
-
-
-def getting(watermark: int) -> NodeDriver:
-    """A get of the slot's output that has lost its sender."""
-    n = NodeDriver()
-    n.handle(GetCall(7, SLOT.ref, None))
-    stream = n.only(n.directory(placed(SLOT, 1)), Receive).stream
-    n.handle(ReceiveClosed(stream, watermark, StreamFault.BROKEN))
-    return n
-
-
-def test_a_getter_makes_the_rest_in_place() -> None:
-    n = getting(3 * MIB)
-    effects = n.directory(bind(SLOT, PART, start=3 * MIB, resume=True))
-    assert n.none(effects, Allocate, Free)
-    assert n.only(effects, Combine) == Combine(1, SIZE, b"", Operation.SUM, (None,), 3 * MIB)
-    assert n.only(n.peer(PEER, request(1, 0)), Serve).offset == 0  # the beginning is here
-    stream = n.only(n.directory(placed(PART, 2, SLOT.ref)), Receive).stream
-    n.handle(ReceiveClosed(stream, SIZE, None))
-    assert n.sent(n.handle(Combined(1)), Completed) == [Completed(SLOT)]
-    assert n.only(n.directory(Sealed(SLOT)), Got).segment == 1
-
-
-@pytest.mark.parametrize("start", [MIB, 4 * MIB])
-def test_a_getter_that_has_not_come_so_far_declines(start: int) -> None:
-    n = getting(3 * MIB)
-    effects = n.directory(bind(SLOT, PART, start=start, resume=True))
-    assert n.sent(effects, Declined) == [Declined(SLOT, 1)]
-    assert n.sent(n.directory(Drop(SLOT)), Want) == [Want(SLOT.ref)]
-
-
-def test_a_node_that_gets_nothing_declines_to_make_the_rest() -> None:
-    n = NodeDriver()
-    effects = n.directory(bind(SLOT, PART, start=MIB, resume=True))
-    assert n.sent(effects, Declined) == [Declined(SLOT, 1)]
-    assert n.none(effects, Allocate)
-
-
-def test_a_slot_that_begins_beyond_its_end_is_ignored() -> None:
-    n = NodeDriver()
-    assert n.directory(bind(SLOT, PART, start=SIZE + 1)) == []

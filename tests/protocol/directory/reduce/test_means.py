@@ -4,10 +4,9 @@ import pytest
 
 from hoplite_ucx.protocol.events import Combine, CombineBytes
 from hoplite_ucx.protocol.messages import Bind, CombineInline, Operation
-from tests.protocol.directory.reduce.test_hosts import copied, split
-from tests.protocol.directory.spread.test_stripes import Allreduce
+from tests.tools.allreduce import Allreduce
 from tests.tools.machines import NodeDriver, ref, version
-from tests.tools.reducer import Reducer, chain, small
+from tests.tools.reducer import Reducer, chain, copied, small, split
 
 SLOT, PART = version(1), version(2)
 

@@ -1,9 +1,6 @@
 """Reductions that make no sense, such as xor of floats: who should combine says so, and everybody hears why."""
 
-import pytest
-
 from hoplite_ucx.protocol.errors import Failure, FailureKind
-from hoplite_ucx.protocol.events import Combine, CombineBytes, CombineFailed, DirectoryLost, Fill, Free
 from hoplite_ucx.protocol.messages import (
     Ask,
     Bind,
@@ -12,25 +9,20 @@ from hoplite_ucx.protocol.messages import (
     Contributors,
     Drop,
     Failed,
-    Operation,
     Ready,
     Unfit,
     Want,
     Watch,
 )
-from tests.protocol.directory.spread.test_stripes import Allreduce
-from tests.tools.machines import NodeDriver, ref, snapshot, version
+from tests.tools.allreduce import Allreduce
+from tests.tools.machines import ref, snapshot, version
 from tests.tools.reducer import OUTER, TARGET, chain, small
 
 SENSELESS = Failure(FailureKind.INVALID, "xor is not defined for float64", "reduce other arrays")
-SLOT, PART = version(1), version(2)
 
 
 def unfit(of: Bind | CombineInline) -> Unfit:
     return Unfit(of.version, SENSELESS.detail, SENSELESS.remedy)
-
-
-# --- the directory ----------------------------------------------------------------------------------------------
 
 
 def test_everybody_hears_why_and_nothing_is_left_of_it() -> None:
@@ -103,38 +95,3 @@ def test_one_stripe_speaks_for_all() -> None:
     for name in "abc":
         assert [m.failure.detail for m in d.said[name] if isinstance(m, Failed)] == [SENSELESS.detail]
     assert not d.directory.records[ref(TARGET)].slot
-
-
-# --- the node ---------------------------------------------------------------------------------------------------
-
-
-def test_a_node_lets_go_of_the_slot_and_says_why() -> None:
-    n = NodeDriver()
-    combine = n.only(n.directory(Bind(SLOT, 1, 1 << 20, b"", Operation.XOR, (PART,), ref(TARGET))), Combine)
-    effects = n.handle(CombineFailed(combine.segment, SENSELESS))
-    assert n.sent(effects, Unfit) == [Unfit(SLOT, SENSELESS.detail, SENSELESS.remedy)]
-    assert n.only(effects, Free).segment == combine.segment
-    assert n.sent(n.handle(CombineFailed(combine.segment, SENSELESS)), Unfit) == []
-
-
-def test_small_objects_that_cannot_be_combined_are_not_kept() -> None:
-    n = NodeDriver()
-    combine = n.only(n.directory(CombineInline(SLOT, b"", Operation.XOR, (b"1", b"2"))), CombineBytes)
-    effects = n.handle(CombineFailed(combine.version, SENSELESS))
-    assert n.sent(effects, Unfit) == [Unfit(SLOT, SENSELESS.detail, SENSELESS.remedy)]
-    assert n.none(effects, Fill)
-    assert n.sent(n.handle(CombineFailed(combine.version, SENSELESS)), Unfit) == []
-
-
-@pytest.mark.parametrize("length", [10, 100_000])
-def test_the_word_may_be_lost_with_the_session(length: int) -> None:
-    """Then the slot is not announced: the directory gives it away again, and whoever gets it says it anew."""
-    n = NodeDriver()
-    combine = n.only(n.directory(Bind(SLOT, 1, 1 << 20, b"", Operation.XOR, (PART,), ref(TARGET))), Combine)
-    n.handle(DirectoryLost())
-    n.handle(CombineFailed(combine.segment, Failure(FailureKind.INVALID, "x" * length, "")))
-    assert n.connect().slots == ()
-    d, lower, _ = chain()
-    d.rejoin("B", copies=(2,), slots=())
-    d.report_halts("C")
-    assert d.take("B").parts == lower.parts

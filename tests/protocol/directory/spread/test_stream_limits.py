@@ -5,8 +5,8 @@ from hoplite_ucx.protocol.events import Probed, Tick
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import Completed, Halt, Halted, Place, StreamFailed, StreamFault, Unwant, Want
 from hoplite_ucx.protocol.settings import MIB
-from tests.protocol.directory.test_recovery import Successor, copy, partial
 from tests.tools.machines import DirectoryDriver, ref, version
+from tests.tools.successor import Successor, copy, partial
 
 V = version(1)
 
