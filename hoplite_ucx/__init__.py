@@ -1,11 +1,11 @@
-"""Collectives for task-based Python programs: put an object once, get it anywhere, reduce whatever is ready.
+"""Collectives for task-based Python programs: put an object once, get it anywhere, reduce the objects that are ready.
 
-This module is the face of the package, and `public` lists its names; the parts live below it. `protocol` decides,
-`runtime` and `simulate` carry its decisions out on real and on virtual networks, `transports` moves bytes over one
-link, `gpu` knows device memory, `cli` is the `hoplite` command and `bench` measures.
+`public` lists the public names. `protocol` makes all decisions, `runtime` and `simulate` carry them out on real and on
+virtual networks, `transports` moves bytes over one link, `gpu` handles device memory, `cli` is the `hoplite` command
+and `bench` measures.
 
-The public names are loaded when one of them is first used: they bring the runtime and NumPy. So the `hoplite` command
-is in control before anything large loads, and a part of the package loads only what it needs.
+The public names are loaded when one of them is first used, because they import the runtime and NumPy. So the `hoplite`
+command can handle signals before anything large loads, and each part of the package loads only what it needs.
 """
 
 TYPE_CHECKING = False  # as typing has it, which takes longer to load than this module

@@ -1,7 +1,7 @@
-"""The `hoplite` command, also as `python -m hoplite_ucx`: in control before anything large loads.
+"""The `hoplite` command, also as `python -m hoplite_ucx`: handles signals before anything large loads.
 
-Loading takes half a second. Whoever presses ctrl-C in that time ends the process as the kernel does, without a word;
-afterwards the command takes down what it started.
+Loading takes half a second. Ctrl-C in that time ends the process silently, as the kernel does; afterwards the command
+ends everything it started.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""The async twin of `hoplite_ucx`: the same functions, to be awaited, on the same cluster. See `AsyncCluster`."""
+"""The async twin of `hoplite_ucx`: the same functions for asyncio, on the same cluster. See `AsyncCluster`."""
 
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps

@@ -1,8 +1,8 @@
-"""Runs a module of this very package in a new process: `python -P …/hoplite_ucx/run_module.py MODULE ARGUMENT...`.
+"""Runs a module of this package in a new process: `python -P …/hoplite_ucx/run_module.py MODULE ARGUMENT...`.
 
-`python -m` would look for modules in the current directory first, and what lies there need not be the user's. Here,
-nothing is looked for there. The package is the one that this file belongs to, whichever way the starting process found
-it; everything else comes from where Python always looks, and at last from beside the package.
+`python -m` would search the current directory first, and its files may belong to another user. This script never
+searches there. It uses the package that it belongs to, however the starting process found it; everything else comes
+from Python's usual places, and last from beside the package.
 """
 
 import importlib.util

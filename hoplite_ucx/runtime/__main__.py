@@ -1,7 +1,7 @@
 """The processes of the runtime: `run_module.py hoplite_ucx.runtime directory|agent PARENT tied|free`, see `processes`.
 
-PARENT is the number of the process that started it, or `any` where that cannot be known: whichever it has. Each loads
-its own part only, before it reads its task, so that loading overlaps with what it waits for.
+PARENT is the number of the process that started it, or `any` if that is not known. Each loads only its own part, before
+it reads its task, so that loading overlaps with waiting.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 This module owns both directions. `parse_*` turns text into bytes, bytes per second or seconds and refuses with a
 `ValueError` whatever could be read in two ways: units are spelled exactly (`MB` is 10^6 bytes, `MiB` is 2^20,
-`mbit` is 10^6 bits), and a bandwidth without a unit is no bandwidth. `format_*` gives text that parses back to the
-very same value, so a printed command replays exactly what ran; with `digits` it rounds for the eye instead.
+`mbit` is 10^6 bits), and a bandwidth needs a unit. `format_*` gives text that parses back to the
+very same value, so a printed command replays exactly what ran; with `digits` it rounds for people to read.
 """
 
 import re

@@ -1,1 +1,1 @@
-"""What this host is to others and to itself: its addresses, and how much memory its processes may use."""
+"""Facts about this host: its addresses, and how much memory its processes may use."""

@@ -1,4 +1,4 @@
-"""Which address of this host others see, and what its network card carries."""
+"""Which address of this host other hosts see, and the rate of its network card."""
 
 import fcntl
 import socket
@@ -10,13 +10,13 @@ from hoplite_ucx.transports.wire.addresses import is_loopback, parse_address
 
 LOOPBACK_RATE = 2e9
 DEFAULT_RATE = 1.25e9
-"""What a NIC carries, in bytes a second, where nobody said so and the system does not know."""
+"""The rate of a NIC, in bytes per second, if neither the user nor the system says it."""
 
 _SIOCGIFADDR = 0x8915
 
 
 def resolved(address: str) -> str:
-    """The same for all ways to write an address. Raises ValueError or OSError if it is none."""
+    """One form for all spellings of an address. Raises ValueError or OSError if it is not an address."""
     host, port = parse_address(address)
     return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4])
 
@@ -31,7 +31,7 @@ def host_towards(address: str) -> str:
 
 
 def measured_rate(host: str) -> float:
-    """What the network card with this address carries, in bytes a second, as far as the system knows."""
+    """The rate of the network card with this address, in bytes per second, if the system knows it."""
     if is_loopback(host):
         return LOOPBACK_RATE
     for _, interface in socket.if_nameindex():

@@ -1,7 +1,7 @@
-"""How much memory the processes of this host may use, and so what the limit of its store can be.
+"""How much memory the processes of this host may use, and so the largest possible limit of its store.
 
-A store with a larger limit than that would not be refused memory: the kernel would end its agent, or the user's
-programs, when it is used.
+With a larger limit, the store would still get memory: but the kernel would kill its agent, or the user's programs, once
+it is used.
 """
 
 import os
@@ -15,7 +15,7 @@ _USUAL = 4 * GIB
 
 
 def store_limit(wanted: int | None) -> int:
-    """What is wanted, if this host has so much; or 4 GiB, or half of what it has."""
+    """The wanted limit, if this host has that much memory; by default 4 GiB, or half of what it has."""
     most = host_memory()
     if wanted is None:
         return min(_USUAL, most // 2)
@@ -27,7 +27,7 @@ def store_limit(wanted: int | None) -> int:
 
 
 def host_memory(root: Path = Path("/")) -> int:
-    """What this machine has, or what the control group of this process may use, in bytes."""
+    """The memory of this machine, or of this process's control group, in bytes."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([installed, *_group_limits(root)])
 

@@ -1,7 +1,7 @@
-"""How a process finds its cluster: one of its own on loopback, or the agent of its host.
+"""How a process finds its cluster: an embedded one on loopback, or the agent of its host.
 
-An embedded cluster is a directory and an agent as child processes, with a random token. The processes that this one
-starts can find it through the environment, and it ends with this process.
+An embedded cluster is a directory and an agent as child processes, with a random token. Processes that this one starts
+can find it through the environment, and it ends with this process.
 """
 
 import hmac
@@ -31,7 +31,7 @@ _GREETING_SECONDS = 5.0
 """For all agents of this host together."""
 _LOOK_SECONDS = 0.05
 _PATIENCE = 3.0
-"""Nobody starts an embedded directory again: after this long without it, the agent ends, and calls hear of it."""
+"""An embedded directory is never restarted: after this long without it, the agent ends, and calls fail."""
 _INIT_AGAIN = "call shutdown() and init() again; the objects put before are lost"
 
 
@@ -52,8 +52,8 @@ class Attachment:
         os.environ.update(self.names)
 
     def close(self) -> None:
-        """Each step is made, whatever interrupts another: what is left over now would be left until the process ends,
-        and the next `init` would find it."""
+        """Do each step, even if another is interrupted: leftovers would stay until the process ends, and the next
+        `init` would find them."""
         with ExitStack() as steps:  # the last first
             steps.callback(self._hide)
             for child in self.children:
@@ -69,7 +69,8 @@ class Attachment:
 
 
 def start_embedded(memory: int, token: bytes | None, variables: Mapping[str, str]) -> Attachment:
-    """A cluster on loopback for this process and those that are told of it. The variables are for its processes."""
+    """Start a cluster on loopback for this process and those that learn its address. The variables are for its
+    processes."""
     secret = token or os.urandom(16).hex().encode()
     tied = threading.current_thread() is threading.main_thread()
     # It loads while the directory starts.
@@ -122,8 +123,8 @@ def join(
     seconds: float = _FIND_SECONDS,
     cluster: str | None = None,
 ) -> Attachment:
-    """Find this host's agent of the cluster at that address, which may start within so many seconds. A token that is
-    given must be the cluster's own, and so must a cluster's id."""
+    """Find this host's agent of the cluster at that address; it may start within this many seconds. A token must be the
+    cluster's own, if one is given, and so must a cluster's id."""
     try:
         wanted = resolved(address)
     except (ValueError, OSError) as error:
@@ -162,7 +163,7 @@ def _check_cluster(greeting: wire.Reply, cluster: str | None, address: str) -> N
 
 
 def _check_token(greeting: wire.Reply, token: bytes | None, address: str) -> None:
-    """An agent lets its own user in without one: a token that is given says which cluster is meant."""
+    """An agent accepts its own user without a token: if one is given, it says which cluster is meant."""
     assert isinstance(greeting, wire.Greeting)
     if token is not None and not hmac.compare_digest(wire.token_mark(token, greeting.cluster), greeting.token_mark):
         detail = f"this is not the token of the cluster at {address}"
@@ -170,7 +171,7 @@ def _check_token(greeting: wire.Reply, token: bytes | None, address: str) -> Non
 
 
 def _same_cluster(found: list[str], silent: list[str]) -> list[str]:
-    """Of those that have not answered yet: a socket's name tells its cluster."""
+    """Of the agents that have not answered yet: a socket's name contains its cluster."""
     clusters = {name.rpartition("-")[0] for name in found}
     return [name for name in silent if name.rpartition("-")[0] in clusters]
 

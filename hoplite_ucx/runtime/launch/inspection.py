@@ -1,4 +1,4 @@
-"""What runs here and in a cluster, for people: asked of this host's agents, and of a directory."""
+"""What runs on this host and in a cluster, for people: asks this host's agents, and a directory."""
 
 import asyncio
 import os
@@ -49,8 +49,8 @@ def local_agents(cluster: str | None = None) -> LocalAgents:
 
 
 def token_towards(address: str) -> bytes:
-    """The token of the cluster there: as it is given, or as an agent of it knows it that this user runs here (which may
-    be that of a program's own cluster), or the user's own; empty if there is none."""
+    """The token of the cluster there: the given one, or the one that an agent of this user here knows (which may be
+    that of a program's own cluster), or the user's own; empty if there is none."""
     if token := given_token():
         return token
     with suppress(ValueError, OSError), RollCall(wire.DirectoryRequest(1)) as call:
@@ -68,7 +68,7 @@ def token_towards(address: str) -> bytes:
 
 
 def directory_status(address: str, token: bytes) -> dict[str, Any]:
-    """Ask a directory; raises a typed error if it is not there, or does not know the token."""
+    """Ask a directory; raises a typed error if it does not run, or has another token."""
     try:
         return asyncio.run(_ask(address, token))
     except TransportError as error:

@@ -1,9 +1,10 @@
-"""Directory and agent as processes: how they are started, told what to do, found ready, and never left behind.
+"""Directory and agent as processes: how to start them, give them their task, wait until they are ready, and leave none
+behind.
 
-A child is told its task as JSON on its standard input, the token included, so that no secret is on a command line. It
+A child gets its task as JSON on its standard input, including the token, so that no secret is on a command line. It
 answers with one line of JSON when it is ready, or with what is wrong. Its standard input stays open for as long as its
-parent lives: when that ends, so does the child. Where the parent's main thread starts it, the kernel sees to that too,
-and the child looks now and then whether its parent is still the same.
+parent lives: when the parent ends, so does the child. If the parent's main thread starts it, the kernel enforces that
+too, and the child checks now and then that its parent is still the same.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _LAUNCHER = str(Path(__file__).resolve().parents[2] / "run_module.py")
 
 @dataclass(slots=True)
 class Child:
-    """A process of ours that is ready."""
+    """A child process that is ready."""
 
     process: "subprocess.Popen[bytes]"
     report: dict[str, Any]
@@ -45,7 +46,7 @@ class Child:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """End it: politely, then not. Returns when it is gone."""
+        """End it: with a request, then by force. Returns when it is gone."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
@@ -91,7 +92,7 @@ def module(name: str) -> list[str]:
 
 
 def _interpreter_options() -> list[str]:
-    """What this process was kept from loading, its children are kept from too."""
+    """Options that keep this process from loading something keep its children from it, too."""
     if sys.flags.isolated:
         return ["-I"]
     kept = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
@@ -106,7 +107,7 @@ def tell(process: "subprocess.Popen[bytes]", task: dict[str, Any]) -> None:
 
 
 def await_ready(role: str, process: "subprocess.Popen[bytes]", seconds: float = START_SECONDS) -> Child:
-    """Whatever keeps it from becoming ready, a ctrl-C of the user's too, no process is left behind."""
+    """If it does not become ready for any reason, including the user's ctrl-C, no process is left behind."""
     try:
         return Child(process, _read_report(role, process, seconds))
     except BaseException:
@@ -166,7 +167,7 @@ def run(serve: Serve, parent: int, *, tied_to_thread: bool) -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # it died, or gave up
-    # What lives here lives long, and hardly any of it is a cycle: look for those seldom, and not in what was loaded.
+    # Objects here live long, and few are in cycles: collect those seldom, and never examine what was loaded.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -20,7 +20,7 @@ from hoplite_ucx.runtime.local.socket_names import agents, socket_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlan:
-    """Without an address of a directory, this host is the head and runs one, at `host` and `port`."""
+    """Without an address of a directory, this host is the head and runs the directory, at `host` and `port`."""
 
     token: bytes = field(repr=False)
     memory: int
@@ -69,7 +69,7 @@ class Service:
         return [agent for agent in found if agent != self.agent["agent"]]
 
     def watch(self, seconds: float) -> None:
-        """Look after the processes for that long. Raises a typed error if the agent has ended."""
+        """Watch the processes for that long. Raises a typed error if the agent has ended."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._await_end(min(left, 0.5))

@@ -1,7 +1,8 @@
-"""The cluster's token, which whoever joins must prove: from the environment, or from a file of the user's own.
+"""The cluster's token, which every host must prove to join: from the environment, or from the user's own file.
 
-`hoplite start --head` makes that file if no token is given, so that a cluster is never open to the other users of a
-host. The user's other commands find it by themselves; programs need none, since they reach their agent as this user.
+`hoplite start --head` creates that file if no token is given, so that a cluster is never open to the other users of a
+host. The user's other commands find it by themselves; programs need no token, since they reach their agent as this
+user.
 """
 
 import os
@@ -24,8 +25,8 @@ def own_file() -> Path | None:
 
 
 def given_token() -> bytes:
-    """What the environment says; empty if it says nothing. A variable that is set to nothing counts as not set, but a
-    file that is named must have a token."""
+    """The token in the environment; empty if there is none. A variable that is empty counts as not set, but a named
+    file must contain a token."""
     if token := os.environ.get(TOKEN, "").strip():
         return os.fsencode(token)
     return read_token_file(Path(path)) if (path := os.environ.get(TOKEN_FILE)) else b""

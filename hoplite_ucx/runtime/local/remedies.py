@@ -1,4 +1,4 @@
-"""What users are told to type: whole commands that work as they stand, with the cluster's address."""
+"""Remedies that contain commands: complete, with the cluster's address, ready to type."""
 
 from hoplite_ucx.runtime.host.addresses import host_towards, resolved
 from hoplite_ucx.runtime.local.wire import Greeting
@@ -20,16 +20,16 @@ def start_again(greeting: Greeting) -> str:
 
 
 def delete_left(greeting: Greeting) -> str:
-    """For one whose agent has no room."""
+    """For a worker whose agent has no room."""
     command = f"hoplite delete --idle 60s --address {greeting.directory} --agent {greeting.agent}"
     return f"run `{command}` to delete objects that ended programs left on this host"
 
 
 def _part(directory: str) -> str:
-    """A head ends with its agent, so that where the directory was it is to be started too."""
+    """A head ends with its agent, so on the directory's host the command must start the directory too."""
     try:
         host, port = parse_address(directory)
         is_here = resolved(directory) == resolved(format_address(host_towards(directory), port))
-    except (OSError, ValueError):  # no way leads there
+    except (OSError, ValueError):  # it cannot be reached
         is_here = False
     return f"--head --host {host} --port {port}" if is_here else f"--address {directory}"

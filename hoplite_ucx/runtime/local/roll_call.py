@@ -1,7 +1,7 @@
-"""Asks this user's agents on this host, all at the same time, so that one that is stopped holds nobody else up.
+"""Asks this user's agents on this host, all at the same time, so that a stopped one does not delay the others.
 
-Each is asked once: for its greeting, its status, or the way to its directory. Whoever took an agent's name as another
-user is not asked.
+Each is asked once: for its greeting, its status, or its directory's address. A process of another user under an agent's
+name is not asked.
 """
 
 import os
@@ -55,11 +55,11 @@ class RollCall:
 
     @property
     def silent(self) -> list[str]:
-        """Those that were asked and have not answered."""
+        """The agents that were asked and have not answered."""
         return list(self._asked)
 
     def ask(self, names: Iterable[str]) -> None:
-        """Ask those that were not asked before. It does not wait: who has no room for callers now is not asked yet."""
+        """Ask the agents that were not asked before. It does not wait: an agent whose queue is full is asked later."""
         for name in names:
             if name not in self._done and name not in self._asked:
                 with suppress(OSError):  # no room, or it has just ended
@@ -77,7 +77,8 @@ class RollCall:
                 sock.close()
 
     def hear(self, seconds: float) -> dict[str, wire.Reply]:
-        """The answers that have come; waits that long for the first of them. What has come is heard, however late."""
+        """Read the answers that have arrived; waits that long for the first. An answer that has arrived counts, however
+        late."""
         poll = select.poll()
         names = {asked.sock.fileno(): name for name, asked in self._asked.items()}
         for fd in names:

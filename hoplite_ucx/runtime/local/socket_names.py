@@ -1,4 +1,4 @@
-"""Under which names the agents of a host are found by the workers of their user."""
+"""The socket names under which the workers of a user find the agents of their host."""
 
 import os
 from contextlib import suppress
@@ -13,7 +13,7 @@ def agents(uid: int | None = None) -> list[str]:
     """The socket names of this user's agents in this network namespace."""
     prefix = f"@hoplite-{os.getuid() if uid is None else uid}-"
     found = set()
-    # Anybody can give a socket a name that is no text, and must not keep others from being found.
+    # Any process can give a socket a name that is not text; that must not hide other agents.
     with suppress(OSError), open("/proc/net/unix", errors="surrogateescape") as table:
         for line in table:
             name = line.rsplit(" ", 1)[-1].strip()

@@ -1,8 +1,8 @@
-"""What a worker and its agent say to each other over their Unix session.
+"""The messages between a worker and its agent, over their Unix session.
 
 Frames of MessagePack behind a length of four bytes; a reply that hands out memory carries its descriptor beside it. A
-worker's call has a number of its own, which every message about it repeats. Both ends are of one user on one host and
-of one build, yet every length is bounded and every form is checked before anything is done.
+worker's call has a number, which every message about it repeats. Both ends belong to one user on one host and to one
+build, yet every length is bounded and every form is checked before anything is done.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from hoplite_ucx.protocol.messages import (
 WIRE = 7
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
-"""So many may stand in one request."""
+"""The most refs in one request."""
 _LENGTH = struct.Struct("<I")
 
 Timeout: TypeAlias = Annotated[float, Meta(ge=0)] | None
@@ -51,8 +51,8 @@ class Hello(_Request, frozen=True):
 
 class PutRequest(_Request, frozen=True):
     """Small objects come with their bytes; for others the agent answers with memory to fill. `fresh`: the ref was made
-    for this put, so that nobody can have put or deleted it before. `by_hand`: the user fills the memory and keeps it;
-    its descriptor is needed also if it is mapped already."""
+    for this put, so no other put or delete of it can exist. `by_hand`: the user fills the memory and keeps it; its
+    descriptor is needed even if it is already mapped."""
 
     call: Number
     ref: Ref
@@ -70,19 +70,19 @@ class PutProgress(_Request, frozen=True):
 
 
 class PutEnd(_Request, frozen=True):
-    """Every byte is there, and this worker writes no more."""
+    """Every byte is written, and this worker writes no more."""
 
     call: Number
 
 
 class Cancel(_Request, frozen=True):
-    """The caller gave up; no reply is read any more."""
+    """The caller gave up; it reads no more replies."""
 
     call: Number
 
 
 class GetRequest(_Request, frozen=True):
-    """`once`: what is not there now is not waited for; the timeout is for the transfer of what is."""
+    """`once`: do not wait for an object that is not available now; the timeout is for the transfer."""
 
     call: Number
     ref: Ref
@@ -134,14 +134,14 @@ class DescribeRequest(_Request, frozen=True):
 
 
 class StatusRequest(_Request, frozen=True):
-    """With `history`, the report also tells what became of the latest streams."""
+    """With `history`, the report also lists the latest streams and how they ended."""
 
     call: Number
     history: bool = False
 
 
 class DirectoryRequest(_Request, frozen=True):
-    """Where is the directory, and how is one let in?"""
+    """Asks for the address of the directory and for the token."""
 
     call: Number
 
@@ -151,8 +151,8 @@ class Ping(_Request, frozen=True):
 
 
 class Released(_Request, frozen=True):
-    """Mappings that are gone, and memory for puts that were given up, by their pins. `shared`: a fork since then may
-    have given a copy to a child."""
+    """Mappings that are gone, and memory of abandoned puts, by their pins. `shared`: a fork since then may have given a
+    copy to a child."""
 
     pins: tuple[tuple[Number, bool], ...]
 
@@ -192,7 +192,7 @@ class Greeting(_Reply, frozen=True):
     memory: Bytes
     joined: bool
     token_mark: Annotated[bytes, Meta(max_length=16)] = b""
-    """By which a worker sees whether it was given this cluster's token."""
+    """Lets a worker check whether it was given this cluster's token."""
     private: bool = False
     """The cluster belongs to a program, and ends with it."""
 
@@ -202,8 +202,8 @@ def token_mark(token: bytes, cluster: str) -> bytes:
 
 
 class Space(_Reply, frozen=True):
-    """Memory for a put: a mapping that the worker has (`known`), or the descriptor beside this message, or both. It is
-    the worker's until the put ends, or its pin is released."""
+    """Memory for a put: a mapping that the worker already has (`known`), or the descriptor beside this message, or
+    both. It belongs to the worker until the put ends, or its pin is released."""
 
     call: Number
     backing: Number
@@ -254,13 +254,14 @@ class Report(_Reply, frozen=True):
 
 
 class DirectoryAt(_Reply, frozen=True):
-    """How this worker can ask the directory itself; no address, if it should not. It is of the agent's own user."""
+    """How this worker can ask the directory itself; without an address, it should not. For the agent's own
+    user."""
 
     call: Number
     address: Text | None
     token: Annotated[bytes, Meta(max_length=MAX_TEXT)] = b""
     incarnation: Number = 0
-    """Of the directory that the agent has joined: one with a lower number has been replaced."""
+    """The incarnation of the directory that the agent has joined: one with a lower number has been replaced."""
 
     def __repr__(self) -> str:
         return f"DirectoryAt({self.address}, incarnation {self.incarnation})"
@@ -278,8 +279,8 @@ class Forget(_Reply, frozen=True):
 
 
 class Doubtful(_Reply, frozen=True):
-    """To the background session: a session has ended on which these pins were given out. Those that its worker never
-    read are to be released."""
+    """To the background session: a session has ended on which these pins were given out. The worker releases those that
+    it never read."""
 
     pins: tuple[Number, ...]
 
@@ -311,7 +312,7 @@ def frame(message: Request | Reply) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they come and gives whole frames."""
+    """Takes arriving bytes and returns whole frames."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,1 +1,2 @@
-"""What an object is: Python values as bytes and back (`values`), what bytes mean (`layouts`), how they are combined."""
+"""Python values as bytes and back (`values`), the meaning of the bytes (`layouts`), and how they are combined
+(`kernels`)."""

@@ -1,7 +1,7 @@
 """How bytes are combined: one kernel per layout and operation, on any range of whole elements.
 
-Arithmetic is numpy's, in the dtype of the sources, so a result has the layout of what it was made of. A mean is
-combined as a sum: slots nest, and only who makes the whole sum divides it.
+Arithmetic is numpy's, in the dtype of the sources, so a result has the layout of its sources. A mean is
+combined as a sum: slots nest, and only the slot that makes the whole sum divides it.
 """
 
 from bisect import bisect_right
@@ -34,7 +34,7 @@ _INTEGERS = "biu"
 
 
 def problem(layout: Layout, op: Operation) -> str | None:
-    """Why objects of this layout cannot be combined so, or None."""
+    """Why objects of this layout cannot be combined with this operation, or None."""
     what = irreducible(layout)
     if what is not None:
         return f"{what} cannot be reduced ({ONLY_THESE})"
@@ -74,7 +74,7 @@ def _defined(op: Operation, dtype: np.dtype[Any]) -> bool:
 
 
 def _divide(array: npt.NDArray[Any], divisor: int) -> None:
-    """In place, and in the array's own dtype: unless that is so narrow that it has no place for the divisor."""
+    """In place, and in the array's own dtype, unless that is too narrow for the divisor."""
     if array.dtype.name in EXTENSIONS:
         array[...] = (array.astype(np.float32) / np.float32(divisor)).astype(array.dtype)
     else:
@@ -86,8 +86,8 @@ _REMEDY = "reduce arrays for which the operation is defined"
 
 
 class Kernel:
-    """Combines ranges of an object, or of a piece of one that begins at `offset`. If that has no meaning, `failure`
-    says why, and nothing may be combined."""
+    """Combines ranges of an object, or of a piece of one that begins at `offset`. If the operation is not defined,
+    `failure` says why, and nothing may be combined."""
 
     def __init__(self, layout: bytes, op: Operation, offset: int = 0) -> None:
         self._ufunc = _UFUNCS[op]
@@ -114,7 +114,7 @@ class Kernel:
         self._starts = [start for start, _, _ in self._runs]
 
     def floor(self, position: int) -> int:
-        """The last place at or before `position` where no element is cut in two."""
+        """The last position at or before `position` that is between two elements."""
         index = bisect_right(self._starts, position) - 1
         if index < 0:
             return position
@@ -122,7 +122,8 @@ class Kernel:
         return position if position >= end else start + (position - start) // dtype.itemsize * dtype.itemsize
 
     def combine(self, out: Bytes, left: Bytes, right: Bytes, start: int, end: int, shift: int = 0) -> None:
-        """out = left op right between two places that cut no element. `right` lies `shift` bytes lower in its array."""
+        """out = left op right between two positions that split no element. `right` lies `shift` bytes lower in its
+        array."""
         assert self.failure is None
         for low, high, dtype in self._between(start, end):
             into = out[low:high].view(dtype)
@@ -132,13 +133,13 @@ class Kernel:
             self._ufunc(first, second, out=into)
 
     def divide(self, out: Bytes, start: int, end: int, divisor: int) -> None:
-        """Make means of sums, in place, between two places that cut no element."""
+        """Turn sums into means, in place, between two positions that split no element."""
         assert self.failure is None
         for low, high, dtype in self._between(start, end):
             _divide(out[low:high].view(dtype), divisor)
 
     def _between(self, start: int, end: int) -> Sequence[tuple[int, int, np.dtype[Any]]]:
-        """The arrays, or pieces of them, that lie there."""
+        """The arrays, or pieces of them, in that range."""
         index = max(0, bisect_right(self._starts, start) - 1)
         if index < len(self._runs):
             low, high, dtype = self._runs[index]
@@ -155,7 +156,8 @@ class Kernel:
 
 
 def combine_bytes(layout: bytes, op: Operation, parts: tuple[bytes, ...], divisor: int = 0) -> bytes:
-    """Combine small objects, in order, and divide the result unless `divisor` is 0. Raises if that has no meaning."""
+    """Combine small objects, in order, and divide the result unless `divisor` is 0. Raises if the operation is not
+    defined."""
     size = len(parts[0])
     kernel = Kernel(layout, op)
     if kernel.failure is not None:

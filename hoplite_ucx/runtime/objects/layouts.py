@@ -2,11 +2,12 @@
 
 Three kinds: one array; a tree of dicts, lists and tuples whose leaves are arrays; a bundle, which is a pickle with its
 large buffers beside it. Arrays and buffers begin at multiples of `ALIGNMENT`, and numbers at multiples of their size:
-no element ever straddles a multiple of `ALIGNMENT`, and vector instructions find what they like.
+no element crosses a multiple of `ALIGNMENT`, and vector instructions find aligned data.
 
-A layout has two parts. Its *form* says which bytes are what: the tree with the keys of its dicts sorted, and the dtype,
-shape and order of each leaf. Its *look* says what a user put: the order of a dict's keys, the class of a named tuple,
-whether a leaf was an array, a number or bytes. Objects of one form can be reduced together, whatever their looks.
+A layout has two parts. Its *form* says what each byte means: the tree with the keys of its dicts sorted, and the dtype,
+shape and order of each leaf. Its *look* says how the user's value looked: the order of a dict's keys, the class of a
+named tuple, whether a leaf was an array, a number or bytes. Objects of one form can be reduced together, whatever their
+looks.
 
 A layout from the network is checked before anything is built from it: every leaf must lie within the object, and
 a dtype is made from its description alone, never by running code.
@@ -30,17 +31,17 @@ ALIGNMENT = 64
 
 Array: TypeAlias = npt.NDArray[Any]
 MAX_BYTES = 1 << 62
-"""No object has so many."""
+"""More than any object has."""
 Size: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_BYTES)]
 
 _MAX_DIMENSIONS = 64
 SAFE_DIMENSIONS = 32
-"""So many every numpy takes."""
+"""The number of dimensions that every numpy version supports."""
 _MAX_DTYPE = MAX_LAYOUT // 2
 MAX_DEPTH = 64
 MAX_BECAUSE = 256
 _SHORT = 256
-"""Layouts of up to so many bytes are remembered: those of one array, mostly."""
+"""Layouts of up to this many bytes are cached: mostly those of one array."""
 
 
 class Kind(enum.StrEnum):
@@ -98,8 +99,8 @@ class Leaf(Struct, frozen=True, array_like=True):
 
 
 def unwritable(memory: memoryview) -> memoryview:
-    """The same memory, which numpy will not make writable if it is read-only: through another array, since of what
-    lies below a read-only view numpy would let a user make a writable one, and a write would end the process."""
+    """The same memory, which numpy will not make writable if it is read-only. It goes through another array, because
+    numpy would let a user make the base of a read-only view writable, and a write would end the process."""
     return np.frombuffer(memory, np.uint8).data
 
 
@@ -129,7 +130,7 @@ class TupleNode(Struct, frozen=True, array_like=True, tag="tuple"):
 
 
 class NamedTupleNode(Struct, frozen=True, array_like=True, tag="named"):
-    """The class is looked for by whoever gets the value, and by nobody else; only the names of the fields count."""
+    """Only the process that gets the value looks up the class; in a layout only the names of the fields count."""
 
     fields: tuple[str, ...]
     children: tuple["Node", ...]
@@ -170,7 +171,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Layout] = msgspec.msgpack.Decoder(Layout)
 
 
-# The last for who turns warnings into errors: numpy warns of names that it will not know any more.
+# The last one for users who turn warnings into errors: numpy warns of names that it will drop.
 _UNREADABLE = (
     msgspec.DecodeError,
     ValueError,
@@ -189,7 +190,7 @@ def encode_layout(layout: Layout) -> bytes:
 
 @lru_cache(256)
 def array_layout(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool, kind: Kind) -> tuple[Leaf, bytes]:
-    """The layout of an object that is one array: programs put arrays of the same few forms again and again."""
+    """The layout of an object that is one array, cached: programs put arrays of the same few forms again and again."""
     leaf = Leaf(describe_dtype(dtype), shape, fortran, kind=kind)
     return leaf, encode_layout(ArrayLayout(leaf))
 
@@ -211,7 +212,7 @@ def _decode_layout(data: bytes, size: int) -> Layout:
 
 
 def read_layout(data: bytes) -> Layout:
-    """A layout without its object: whether its leaves can be arrays, and lie within the object, is not checked."""
+    """A layout without its object: does not check whether its leaves can be arrays and lie within the object."""
     try:
         layout = _decoder.decode(data)
         if isinstance(layout, TreeLayout):
@@ -373,7 +374,7 @@ def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _extension(name: str) -> np.dtype[Any]:
     try:
-        import ml_dtypes  # only who uses such arrays needs it
+        import ml_dtypes  # needed only for such arrays
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError):

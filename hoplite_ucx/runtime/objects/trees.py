@@ -1,6 +1,6 @@
-"""Trees as their layouts describe them, in words: where a leaf lies, and why objects cannot be reduced together.
+"""Trees in words, as their layouts describe them: where a leaf is, and why objects cannot be reduced together.
 
-Nothing is built from a layout here, and no class of a user's is looked for: agents and the directory use this.
+This builds no values from a layout and looks up no class of the user: agents and the directory use it.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def _step(node: Inner, index: int) -> Step:
 
 @lru_cache(16)
 def difference(one: bytes, other: bytes) -> str | None:
-    """Why objects of these two layouts cannot be reduced together, or None: their forms are the same."""
+    """Why objects of these two layouts cannot be reduced together; None if their forms are the same."""
     try:
         first, second = read_layout(one), read_layout(other)
     except HopliteError as error:
@@ -115,7 +115,7 @@ def _between(one: Node, other: Node, first: Sequence[Leaf], second: Sequence[Lea
 def _first_between(
     one: Node, other: Node, first: Sequence[Leaf], second: Sequence[Leaf], path: list[Step]
 ) -> str | None:
-    """The first difference in the tree; the way to it is left in `path`, its end first."""
+    """The first difference in the tree; the path to it is left in `path`, the end first."""
     if isinstance(one, int) or isinstance(other, int):
         if isinstance(one, int) and isinstance(other, int):
             return _between_leaves(first[one], second[other])

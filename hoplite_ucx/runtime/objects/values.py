@@ -1,8 +1,8 @@
 """Python values as objects and back: which layout a value gets, the pieces to copy, and the value on mapped memory.
 
 Arrays, numbers, and trees of them go as they are and can be reduced; so do bytes, which cannot. Everything else becomes
-a pickle, whose large buffers are moved beside it and never copied on the way in or out. What comes back is what was
-put, except that arrays and memoryviews are read-only, since theirs may be the very memory that others look at.
+a pickle, whose large buffers are moved beside it and never copied on the way in or out. `get` returns what was put,
+except that arrays and memoryviews are read-only, since other processes may share their memory.
 """
 
 import importlib
@@ -47,7 +47,7 @@ from hoplite_ucx.runtime.objects.layouts import (
 from hoplite_ucx.runtime.objects.trees import Step, at
 
 PIECE = 2 << 20
-"""A put is copied in pieces of about this size; whoever waits for the object gets them one by one."""
+"""A put is copied in pieces of about this size; receivers of the object get them one by one."""
 
 _SMALL = 4096
 """An array up to this size is copied in one go."""
@@ -59,7 +59,7 @@ _MAX_NODES = MAX_LAYOUT // 8
 """No layout has room for more."""
 
 _SIZES_OF_NUMBERS = (1, 2, 4, 8, 16, 32)
-"""Multiples of them never straddle a multiple of `ALIGNMENT`."""
+"""Their multiples never cross a multiple of `ALIGNMENT`."""
 
 _Found: TypeAlias = tuple[Array, Kind]
 """A leaf of a value."""
@@ -110,7 +110,7 @@ class Encoded:
 
 
 def encode(value: object) -> Encoded:
-    """Look at a value and decide how it travels. Nothing is copied yet, except what pickle keeps to itself."""
+    """Examine a value and decide how it travels. Nothing is copied yet, except pickle's own data."""
     found = _as_leaf(value)
     if found is not None:
         array, kind = found
@@ -135,7 +135,7 @@ def decode(memory: memoryview, layout: bytes) -> Any:
 
 
 def decode_copy(memory: memoryview, layout: bytes) -> Any:
-    """The value on memory of its own, which may be written to."""
+    """The value on its own memory, which is writable."""
     return _decode(memory, layout, copy=True)
 
 
@@ -154,13 +154,13 @@ def _on_memory(layout: ArrayLayout | TreeLayout, memory: memoryview, copy: bool)
         if isinstance(layout, ArrayLayout):
             return _restored(layout.leaf, memory, copy)
         return _build(layout.structure, [_restored(leaf, memory, copy) for leaf in layout.leaves])
-    except (ValueError, TypeError) as error:  # more dimensions than numpy has, a number that is none
+    except (ValueError, TypeError) as error:  # more dimensions than numpy has, a number that is not one
         detail = f"the layout does not describe a valid array: {error}"
         raise _invalid(detail, "run the same release of hoplite-ucx everywhere") from error
 
 
 def copy_out(memory: memoryview, layout: bytes, out: Array) -> None:
-    """Fill the user's array; it must be what the object is."""
+    """Fill the user's array; it must match the object."""
     found: Layout = decode_layout(layout, len(memory))
     if not isinstance(found, ArrayLayout):
         raise _invalid(f"out= takes one array, and the object is {found}", "get it without out=")
@@ -182,7 +182,7 @@ _DTYPES: dict[Kind, np.dtype[Any]] = {
 }
 _SCALAR_KINDS = "biufcmM"
 _ON_MEMORY = (Kind.ARRAY, Kind.MEMORYVIEW)
-"""What lies on shared memory when it comes back; everything else is a copy in any case."""
+"""What is on shared memory when it comes back; everything else is always a copy."""
 
 
 def _as_leaf(value: object) -> _Found | None:
@@ -405,7 +405,7 @@ def _is_plain_key(key: object) -> bool:
 
 
 def _fields_of(value: tuple[object, ...]) -> tuple[str, ...] | None:
-    """The fields of a named tuple, if it is nothing but that, and whoever gets it can find its class."""
+    """The fields of a named tuple, if it is a plain one whose class the receiver can find."""
     kind = type(value)
     fields = getattr(kind, "_fields", None)
     if not isinstance(fields, tuple) or len(fields) != tuple.__len__(value) or getattr(value, "__dict__", None):
@@ -438,8 +438,8 @@ def _too_many_numbers() -> _NotATreeError:
 
 
 def _encode_flat(value: Collection[Any]) -> Encoded | None:
-    """A dict, list or tuple that has only numbers in it, or something that no tree has. These are put often, and by
-    programs that count microseconds: nothing is done for each of its parts. None if it must be looked at closely."""
+    """A dict, list or tuple that has only numbers in it, or something that no tree has. Programs put these often and
+    count microseconds, so nothing is done for each part. None if it must be examined closely."""
     kind = type(value)
     if kind is dict:
         names = tuple(value)
@@ -475,8 +475,8 @@ _PACKED = {bool: "?", int: "q", float: "d"}
 def _flat_form(
     kind: type, names: tuple[Any, ...], _: tuple[type, ...], kinds: tuple[type, ...]
 ) -> tuple[bytes, struct.Struct, list[int] | None]:
-    """The layout of such a tree, how its numbers become bytes, and which comes where unless they lie as they come. The
-    types of the names are given because `1` and `True` are the same name, but not the same layout."""
+    """The layout of such a tree, how its numbers become bytes, and their order if it differs. The types of the names
+    are given because `1` and `True` are equal names with different layouts."""
     numbers = [number() for number in kinds]
     found = _encode_tree(dict(zip(names, numbers, strict=True)) if kind is dict else kind(numbers))
     order = sorted(range(len(names)), key=lambda place: _rank(names[place])) if names else list(range(len(kinds)))
@@ -526,7 +526,7 @@ def _build(node: Node, leaves: list[Any]) -> Any:
 
 
 def _find_class(module: str, name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """The class of a named tuple. Like a pickle's, it is looked for where the value is got, and imported."""
+    """The class of a named tuple. Like a pickle's, it is looked up and imported where the value is got."""
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):

@@ -1,1 +1,1 @@
-"""What agent and directory have in common as processes around a machine: a clock, logs of refused connections."""
+"""What agent and directory share as processes around a machine: a clock, logs of refused connections, early links."""

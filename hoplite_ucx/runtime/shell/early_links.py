@@ -1,8 +1,8 @@
-"""Nodes of a small cluster are introduced to each other as they join, and open sessions and links before they need any.
+"""In a small cluster the directory introduces nodes to each other as they join, and they open sessions and links early.
 
-Opening them takes several round trips of two proofs, for every hop of a tree that nobody has used before: in a chain of
-eight hosts that is as long as a tenth of a 32 MiB object. It is a matter between the shells. The machines do not know
-of it, nothing depends on it, and whoever was not introduced opens what it needs when it needs it.
+Opening them takes several round trips of two proofs, for every unused hop of a tree: in a chain of eight hosts that is
+as long as a tenth of a 32 MiB object. Only the shells know of it. The machines do not, nothing depends on it, and a
+node that was not introduced opens its links when it needs them.
 """
 
 import msgspec
@@ -26,9 +26,9 @@ def introduction(nodes: list[tuple[NodeId, str]]) -> bytes:
 
 
 def introduced(frame: bytes) -> list[tuple[NodeId, str]] | None:
-    """Who is introduced by a frame from the directory; None if it is no introduction, but a message of the protocol.
+    """The nodes that a frame from the directory introduces; None if the frame is a message of the protocol.
 
-    An introduction to nobody is one too (the first node of a cluster is alone), and so is one that makes no sense.
+    An introduction may be empty (the first node of a cluster is alone). An invalid one counts as empty.
     """
     if not frame.startswith(_MARK):
         return None

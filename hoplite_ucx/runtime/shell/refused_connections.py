@@ -1,7 +1,7 @@
-"""What is said, where people look for it, of connections that were turned away.
+"""Logs refused connections, where people look for them.
 
-Whoever knocks again and again must neither fill the log nor make the process wait for who reads it: of one period only
-the first few are told, and then how many there were.
+A peer that connects again and again must neither fill the log nor make the process wait for its reader: of one period
+only the first few are logged, and then how many more there were.
 """
 
 import logging
@@ -35,12 +35,12 @@ _refusals = _Refusals()
 
 
 def tell_refused(error: TransportError) -> None:
-    """Whoever lacks the token, is of another cluster or release, or sends garbage should be found; whoever only
-    knocked, or died, need not."""
+    """Log peers without the token, of another cluster or release, or that send garbage; not those that only connected,
+    or died."""
     if not isinstance(error, HungUpError | ConnectionLostError):
         _refusals.tell(error, time.monotonic())
 
 
 def tell_malformed(failure: Failure, address: str) -> None:
-    """A peer that has proven the token sends what makes no sense."""
+    """A peer that has proven the token sent an invalid frame."""
     tell_refused(ViolationError(failure.detail, address, failure.remedy))
