@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from hoplite_ucx.transports.configuration import ConfigurationError, Kind, load
+from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind
 from hoplite_ucx.transports.detection import Machine, UcxBuild, rdma_devices, ucx_build
 from hoplite_ucx.transports.errors import HandshakeError
 from hoplite_ucx.transports.interface import (
@@ -47,13 +47,12 @@ from hoplite_ucx.transports.wire.handshake import Identity, Peer
 __all__ = ["MixedTransport", "open_transport"]
 
 
-def open_transport(me: Identity, on_link_lost: LinkLost | None = None) -> MixedTransport:
+def open_transport(me: Identity, configuration: Configuration, on_link_lost: LinkLost | None = None) -> MixedTransport:
     """The transport of a node, according to its configuration and its machine. Takes a moment if UCX must be loaded.
 
-    UCX is loaded only if a rule needs it, or if there is RDMA. Raises a `ConfigurationError` if the configuration is
-    invalid or does not work on this host, and a `TransportError` if UCX does not start with its settings.
+    UCX is loaded only if a rule needs it, or if there is RDMA. Raises a `ConfigurationError` if the configuration
+    does not work on this host, and a `TransportError` if UCX does not start with its settings.
     """
-    configuration = load()
     if me.tls is not None and configuration.wants_ucx:
         problem, remedy = "UCX links do not support TLS", "leave [tls] out, or use tcp for all links"
         raise ConfigurationError(configuration.place, "links", problem, remedy)

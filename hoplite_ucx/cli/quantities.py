@@ -1,4 +1,4 @@
-"""Quantities on the command line: `*_option` are the parsers of `runtime.quantities` for typer's `parser=`."""
+"""Quantities on the command line: `*_option` are the parsers of `settings.quantities` for typer's `parser=`."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import typer
 
-from hoplite_ucx.runtime.quantities import (
+from hoplite_ucx.settings.quantities import (
     format_bandwidth,
     format_duration,
     format_size,

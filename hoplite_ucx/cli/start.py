@@ -8,12 +8,16 @@ from typing import Annotated
 import typer
 
 from hoplite_ucx.cli.quantities import bandwidth_option, format_size, size_option
+from hoplite_ucx.cli.settings_options import ConfigOption, SetOption, settings_of_flags
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.host.memory import store_limit
 from hoplite_ucx.runtime.launch.cluster import AGENT
 from hoplite_ucx.runtime.launch.inspection import token_towards
 from hoplite_ucx.runtime.launch.service import Service, ServicePlan
 from hoplite_ucx.runtime.launch.tokens import head_token
+from hoplite_ucx.runtime.settings import load
+from hoplite_ucx.settings.errors import ConfigurationError
+from hoplite_ucx.settings.reading import CONFIG
 from hoplite_ucx.transports.wire.addresses import is_loopback, is_unspecified, parse_address
 
 
@@ -48,6 +52,8 @@ def start(
             help="The rate of this host's network card, if the system does not report it.",
         ),
     ] = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
 ) -> None:
     """Run this host's part of a cluster until ctrl-C.
@@ -63,12 +69,22 @@ def start(
         problem = f"other hosts cannot reach {host}: give one of this host's own addresses"
         raise typer.BadParameter(problem, param_hint="--host")
     try:
-        limit = store_limit(memory)
+        flags = settings_of_flags(changes, memory=memory, rate=rate)
+        settings = load(config, arguments=flags)
+        limit = store_limit(settings.store.memory)
         token, token_file = head_token() if head else (token_towards(address or ""), None)
-        plan = ServicePlan(token=token, memory=limit, address=address, host=host, port=port, rate=rate)
+        plan = ServicePlan(
+            token=token,
+            memory=limit,
+            address=address,
+            host=host,
+            port=port,
+            settings=settings,
+            variables={} if config is None else {CONFIG: str(config.absolute())},
+        )
         service = Service(plan, lambda text: typer.echo(text, err=True))
         service.start()
-    except HopliteError as error:
+    except (HopliteError, ConfigurationError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     try:

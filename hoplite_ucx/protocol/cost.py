@@ -13,8 +13,6 @@ from hoplite_ucx.protocol.settings import Settings
 
 # A pipeline of `depth` hops then spends about 1/32 of the transfer filling itself.
 _GRANULES_PER_HOP = 32
-# What a chunk costs a relay, whatever its size: measured, tens of microseconds of processor time.
-_CHUNK_WORK = 40e-6
 # Whole pages: a chunk that ends in the middle of an element leaves a few bytes for a frame of their own.
 _GRANULE_ALIGNMENT = 4096
 
@@ -37,7 +35,7 @@ def choose_granule(size: int, depth: int, bandwidth: float, settings: Settings) 
     takes the configured hand-over, which is work; the measured one is mostly waiting, and would let granules grow."""
     by_depth = size / (_GRANULES_PER_HOP * max(1, depth))
     # Filling the pipeline takes depth * g / B, the chunks size / g * work: from here on the former is more.
-    by_work = math.sqrt(_CHUNK_WORK * bandwidth * size / max(1, depth))
+    by_work = math.sqrt(settings.chunk_work * bandwidth * size / max(1, depth))
     by_handover = settings.handover * bandwidth
     by_sender = math.sqrt(settings.sender_cost * bandwidth * size / max(1, depth))
     wanted = math.ceil(max(min(by_depth, by_work), by_handover, by_sender, settings.min_granule))

@@ -8,18 +8,21 @@ import os
 import sys
 from typing import Any
 
-from hoplite_ucx.runtime.launch.processes import Serve, Stop, run
+from hoplite_ucx.runtime.launch.processes import Serve, Stop, arguments_of, run
 from hoplite_ucx.transports.wire.addresses import check_token
 
 
 def _directory() -> Serve:
     from hoplite_ucx.runtime.directory.server import DirectoryServer
+    from hoplite_ucx.runtime.settings import load, pinned
     from hoplite_ucx.transports.wire.tls import open_tls
 
     async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
         token = bytes.fromhex(task["token"])
         check_token(token, task["host"])
-        server = DirectoryServer(task["cluster"], token, tls=open_tls())
+        settings = load(arguments=arguments_of(task))
+        cluster = pinned(task["settings"]) if "settings" in task else settings.cluster
+        server = DirectoryServer(task["cluster"], token, cluster, tls=open_tls(settings.links.certificates))
         address = await server.start(task["host"], task["port"], successor=task["successor"])
         return {"address": address, "cluster": task["cluster"]}, server.close
 
@@ -32,6 +35,7 @@ def _agent() -> Serve:
     post_warden()  # while there is one thread
 
     from hoplite_ucx.runtime.agent.agent import Agent, AgentProfile
+    from hoplite_ucx.runtime.settings import load
 
     async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
         agent = Agent(
@@ -43,6 +47,7 @@ def _agent() -> Serve:
                 memory=task["memory"],
                 rate=task["rate"],
                 patience=task.get("patience"),
+                settings=load(arguments=arguments_of(task)),
             )
         )
         await agent.start()

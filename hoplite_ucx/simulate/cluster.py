@@ -108,7 +108,10 @@ class VirtualCluster:
         self.shape = shape
         self.random = random.Random(seed)
         self.settings = settings or Settings(
-            latency=shape.latency, handover=shape.handover, sender_cost=shape.sender_cost
+            latency=shape.latency,
+            handover=shape.handover,
+            sender_cost=shape.sender_cost,
+            slot_cost=0.0,  # nobody is charged for a slot here
         )
         self.clock = Clock()
         jitter = (lambda: self.random.random() * shape.jitter) if shape.jitter else None

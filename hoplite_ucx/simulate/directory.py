@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hoplite_ucx.simulate.cluster import VirtualCluster
 
 HOST = "directory"
-_PROBE_TIMEOUT = 0.5
 
 
 class VirtualDirectory:
@@ -136,4 +135,4 @@ class VirtualDirectory:
         if reachable and not (node.alive and node.stopped):
             self._clock.after(there_and_back, lambda: answer(node.alive))
         else:
-            self._clock.after(_PROBE_TIMEOUT, answer, None)
+            self._clock.after(self._cluster.settings.probe, answer, None)

@@ -13,8 +13,8 @@ from hoplite_ucx.errors import (
     StoreFullError,
 )
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime.agent.store import SMALL
 from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.settings import SMALL
 from hoplite_ucx.runtime.worker.refs import new_ref
 from tests.tools.live import Live, live_cluster
 from tests.tools.waiting import HANG, eventually

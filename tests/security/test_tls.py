@@ -97,7 +97,7 @@ def test_bad_certificates_are_told_at_the_start(authority: Authority, files: Tls
 def test_ucx_is_not_used_beside_tls(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPLITE_LINKS_TRANSPORT", "ucx")
     with pytest.raises(ConfigurationError, match="UCX links do not support TLS"):
-        open_transport(Identity(1, TOKEN, tls=Tls(files)))
+        open_transport(Identity(1, TOKEN, tls=Tls(files)), load())
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A node's TCP links with a port of their own: for tests and measurements."""
 
+from hoplite_ucx.transports.configuration import load
 from hoplite_ucx.transports.interface import LinkLost
 from hoplite_ucx.transports.tcp.transport import TcpTransport
 from hoplite_ucx.transports.testing.endpoint import LOOPBACK, ListeningEndpoint
@@ -26,4 +27,4 @@ class TlsEndpoint(TcpEndpoint):
     """With the certificates that the configuration names."""
 
     def __init__(self, node: int, token: bytes = b"", host: str = LOOPBACK, on_lost: LinkLost | None = None) -> None:
-        super().__init__(node, token, host, on_lost, open_tls())
+        super().__init__(node, token, host, on_lost, open_tls(load().certificates))

@@ -9,10 +9,11 @@ this package may meet: if the versions differ, the link uses TCP.
 import hashlib
 from dataclasses import dataclass
 from struct import Struct
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from hoplite_ucx.settings.kinds import Names, Size, Table
 from hoplite_ucx.transports.errors import HandshakeError
 
 __all__ = ["GREETING_LENGTH", "MARK", "MAX_GREETING", "RECORDS", "DisagreementError", "Greeting", "UcxSettings"]
@@ -39,14 +40,39 @@ class DisagreementError(HandshakeError):
 class UcxSettings:
     """How UCX is used. The defaults were the fastest over tcp here."""
 
-    tls: tuple[str, ...] = ("tcp",)
-    """Transports in UCX's words: `tcp`, `posix`, `rc`, `dc`."""
-    net_devices: tuple[str, ...] = ()
-    """Devices in UCX's words, such as `eth0` or `mlx5_0:1`; empty is all. Each end has its own."""
-    segment: int = 1 << 20
-    """The size of UCX's TCP segments. Its own default (8 KiB) is several times slower."""
-    options: tuple[tuple[str, str], ...] = ()
-    """Any other setting of UCX, without the `UCX_` in front."""
+    tls: Annotated[
+        tuple[str, ...],
+        Names("Transports in UCX's words: `tcp`, `posix`, `rc`, `dc`. `rdma` uses rc unless this is given."),
+    ] = ("tcp",)
+    net_devices: Annotated[
+        tuple[str, ...],
+        Names(
+            "Devices in UCX's words, such as `eth0` or `mlx5_0:1`; several are rails. Empty is all. Each end has its "
+            "own."
+        ),
+    ] = ()
+    segment: Annotated[
+        int,
+        Size(
+            "The size of UCX's TCP segments. UCX's own default (8 KiB) is several times slower; larger ones take "
+            "memory for each link. Both ends must have the same.",
+            8 << 10,
+            16 << 20,
+        ),
+    ] = 1 << 20
+    options: Annotated[
+        tuple[tuple[str, str], ...],
+        Table(
+            "Any other setting of UCX, without the `UCX_` in front. Both ends must have the same.",
+            {
+                "TLS": "tls",
+                "NET_DEVICES": "net_devices",
+                "TCP_TX_SEG_SIZE": "segment",
+                "TCP_RX_SEG_SIZE": "segment",
+            },
+            "UCX_",
+        ),
+    ] = ()
 
     def for_ucx(self) -> dict[str, str]:
         """`self` is what a worker reaches itself with. Rails: ucxx sets them to one by default.

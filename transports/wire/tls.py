@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, cast
 
-from hoplite_ucx.transports.configuration import ConfigurationError, TlsFiles, load
+from hoplite_ucx.transports.configuration import ConfigurationError, TlsFiles
 from hoplite_ucx.transports.errors import WrongTlsError
 from hoplite_ucx.transports.wire.private_files import PrivateFileError, read_private
 
@@ -37,9 +37,8 @@ _RECORD = 16 << 10  # the most that one TLS record carries
 _CALL_SECONDS = 0.1  # as for links without TLS: a thread notices a cancelled stream within this time
 
 
-def open_tls() -> Tls | None:
-    """TLS as configured; None means without. Raises a `ConfigurationError`."""
-    files = load().certificates
+def open_tls(files: TlsFiles | None) -> Tls | None:
+    """TLS with these files; None means without. Raises a `ConfigurationError`."""
     return None if files is None else Tls(files)
 
 

@@ -21,7 +21,6 @@ from hoplite_ucx.protocol.messages import Join
 from hoplite_ucx.protocol.placement import Nic
 
 _FENCES_KEPT = 100_000
-_ASK_AGAIN = 0.03
 _ASSUMED_BANDWIDTH = 125e6  # bytes a second, 1 Gbit/s
 
 
@@ -128,7 +127,7 @@ class Members:
             member.suspect = False
             self._world.supply_changed()
         elif member.broke is not None and now - member.broke < suspicion:  # after that it is silent, and asked for that
-            self._world.timers.set(("probe", member.node), now + _ASK_AGAIN)
+            self._world.timers.set(("probe", member.node), now + self._world.settings.probe_again)
         return False
 
     def sweep(self, now: float, late: float) -> list[Member]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from hoplite_ucx.protocol import NodeState
 from hoplite_ucx.protocol.errors import Failure, HopliteError
 from hoplite_ucx.protocol.events import (
@@ -55,16 +57,19 @@ from hoplite_ucx.runtime.agent.failed_effects import calls_behind, events_instea
 from hoplite_ucx.runtime.agent.local_streams import LocalStreams
 from hoplite_ucx.runtime.agent.peer_sessions import PeerSessions
 from hoplite_ucx.runtime.agent.slots import Combiner, Slot
-from hoplite_ucx.runtime.agent.store import SMALL, SegmentSink, Store
+from hoplite_ucx.runtime.agent.store import SegmentSink, Store
 from hoplite_ucx.runtime.agent.stream_history import ReceivedStream, StreamHistory
 from hoplite_ucx.runtime.agent.workers import Workers
 from hoplite_ucx.runtime.host.addresses import host_towards
 from hoplite_ucx.runtime.local.socket_names import socket_name
 from hoplite_ucx.runtime.local.wire import DirectoryAt, Greeting, token_mark
 from hoplite_ucx.runtime.objects.kernels import Kernel, combine_bytes
+from hoplite_ucx.runtime.settings import HostSettings, cluster_settings
+from hoplite_ucx.runtime.shell.directory_status import ask_status
 from hoplite_ucx.runtime.shell.early_links import introduced
 from hoplite_ucx.runtime.shell.refused_connections import tell_refused
 from hoplite_ucx.runtime.shell.wakeups import Waker, now
+from hoplite_ucx.settings.errors import ConfigurationError
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError, WrongClusterError
 from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink, Stream, Transport
@@ -76,6 +81,7 @@ from hoplite_ucx.transports.wire.tls import open_tls
 
 _log = logging.getLogger("hoplite.agent")
 
+_STATUS_SECONDS = 5.0
 _IDENTITY_BITS = 45
 """Identities are drawn at random; with its generation a node's number stays below 2**62."""
 
@@ -92,11 +98,14 @@ class AgentProfile:
     rate: float
     patience: float | None = None
     """How long to look for a directory that is gone before ending; None is for ever."""
+    settings: HostSettings = field(default_factory=HostSettings)
 
 
 class Agent:
     def __init__(self, profile: AgentProfile) -> None:
         self._profile = profile
+        self._settings = Settings()
+        """The cluster's, once it has welcomed this node."""
         self._identity_number = int.from_bytes(os.urandom(8)) % ((1 << _IDENTITY_BITS) - 1) + 1
         self.agent_id = f"{self._identity_number:x}"
         self.cluster = ""
@@ -118,7 +127,7 @@ class Agent:
         # Overflow in users' arrays is theirs to find in the result; nobody reads an agent's warnings.
         warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         profile = self._profile
-        self._tls = open_tls()
+        self._tls = open_tls(profile.settings.links.certificates)
         host = await self._look_at_directory()
         check_token(profile.token, host)
         self._me = Identity(self._identity_number, profile.token, self.cluster.encode(), tls=self._tls)
@@ -126,8 +135,10 @@ class Agent:
         self._local = LocalStreams(self._combiner.executor)
         self._peers = PeerSessions(self._me, self.dispatch)
         self._workers = Workers(self.dispatch, self._greeting, self.status, self._directory_at)
-        self._store = self._workers.store = Store(profile.memory, self._workers.forget)
-        self._transport: Transport = await self._loop.run_in_executor(None, open_transport, self._me)
+        self._store = self._workers.store = Store(profile.memory, self._workers.forget, profile.settings.store)
+        self._transport: Transport = await self._loop.run_in_executor(
+            None, open_transport, self._me, profile.settings.links
+        )
         self._listener = Listener(
             self._me, {Kind.PEER: self._peers.accept}, self._transport.adopt, on_refused=tell_refused
         )
@@ -142,7 +153,7 @@ class Agent:
             memory=profile.memory,
         )
         self.machine = NodeState(node_id(self._identity_number), node_profile)
-        self._workers.inline_limit = Settings().inline_limit
+        self._workers.inline_limit = self._settings.inline_limit
         self._perform: dict[type, Callable[[Any], None]] = {
             ConnectDirectory: self._connect_directory,
             DisconnectDirectory: self._disconnect_directory,
@@ -186,9 +197,17 @@ class Agent:
     async def _look_at_directory(self) -> str:
         """Learn the cluster's id, and by which address of this host the directory is reached."""
         self.cluster = await self._ask_for_cluster()
+        await self._compare_settings()
         if self._profile.host is not None:
             return self._profile.host
         return await self._loop.run_in_executor(None, host_towards, self._profile.directory)
+
+    async def _compare_settings(self) -> None:
+        """Refuse to start with settings of the cluster that are not the directory's."""
+        settings, address = self._profile.settings, self._profile.directory
+        if settings.values.section("cluster"):
+            me = Identity(self._identity_number, self._profile.token, tls=self._tls)
+            settings.check_against(cluster_settings(await ask_status(address, me, _STATUS_SECONDS), address), address)
 
     async def _ask_for_cluster(self) -> str:
         """The id of the cluster whose directory is there, proven by the token."""
@@ -310,8 +329,17 @@ class Agent:
             return
         if self._directory is session:
             if isinstance(message, Welcome):
-                self._workers.inline_limit = message.settings.inline_limit
+                self._welcomed(message.settings)
             self.dispatch(FromDirectory(message))
+
+    def _welcomed(self, settings: Settings) -> None:
+        """By a directory that may have been started again, with other settings than before: they are the cluster's."""
+        self._settings = settings
+        self._workers.inline_limit = settings.inline_limit
+        try:
+            self._profile.settings.check_against(settings, self._profile.directory)
+        except ConfigurationError as error:
+            _log.warning("the cluster's settings are used, and not this host's: %s", error)
 
     def _meet(self, others: list[tuple[NodeId, str]]) -> None:
         """Open the ways on which bytes of these nodes may come."""
@@ -457,7 +485,7 @@ class Agent:
         self._loop.call_soon_threadsafe(self._unperformed, effect, failure)
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
-        if len(effect.parts) * len(effect.parts[0]) <= SMALL:
+        if len(effect.parts) * len(effect.parts[0]) <= self._store.small:
             self.dispatch(_combined_bytes(effect))
         else:
             self._combiner.executor.submit(lambda: self._dispatch_soon(_combined_bytes(effect)))
@@ -470,7 +498,7 @@ class Agent:
             self.agent_id,
             self._profile.directory,
             self._workers.inline_limit,
-            SMALL,
+            self._store.small,
             self._profile.memory,
             self._directory is not None,
             token_mark(self._profile.token, self.cluster),
@@ -494,6 +522,7 @@ class Agent:
             "connected": self._directory is not None,
             "address": self.address,
             "uptime": now() - self._started,
+            "settings": msgspec.structs.asdict(self._settings),
             "workers": len(self._workers),
             "calls": self._workers.open_calls,
             "memory": {"limit": store.limit, "used": store.used, "pooled": self._store.pooled},

@@ -19,13 +19,8 @@ import numpy as np
 
 from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
 from hoplite_ucx.runtime.objects.kernels import Bytes
+from hoplite_ucx.runtime.settings import StoreSettings
 from hoplite_ucx.transports import shm
-
-SMALL = 256 << 10
-"""Objects up to this size are copied through the socket: cheaper than a mapping, and it holds no descriptor."""
-
-_SPARE = 256 << 20
-"""How much memory is prefaulted for objects that are yet to come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -164,9 +159,13 @@ def _yield_to_others() -> None:
 class Store:
     """All segments of a node. Every method is called on the loop's thread."""
 
-    def __init__(self, limit: int, forget: Callable[[bytes, int], None]) -> None:
+    def __init__(self, limit: int, forget: Callable[[bytes, int], None], settings: StoreSettings | None = None) -> None:
         """`forget(worker, backing)` tells a worker to unmap memory that will not be its own again."""
+        settings = settings or StoreSettings()
         self._limit = limit
+        self.small = settings.small
+        """Objects up to this size are copied through the socket: cheaper than a mapping, and it holds no descriptor."""
+        self._most_spare = settings.spare
         self._forget = forget
         self.segments: dict[int, Segment] = {}
         self.used = 0
@@ -196,7 +195,7 @@ class Store:
         if len(segment.memory) == segment.size > 0:
             return  # it has some
         try:
-            segment.back(self._small(segment.size) if segment.size <= SMALL else self._take(segment.size, None))
+            segment.back(self._small(segment.size) if segment.size <= self.small else self._take(segment.size, None))
         except OSError:
             segment.back(self._small(segment.size))
 
@@ -295,7 +294,7 @@ class Store:
 
     def _prepare_spare(self, capacity: int) -> None:
         """Whoever made one object of a size is likely to make another: have its pages ready."""
-        if capacity > _SPARE or self.used + self.pooled + 2 * capacity > self._limit:
+        if capacity > self._most_spare or self.used + self.pooled + 2 * capacity > self._limit:
             return
         with self._spare_lock:
             if capacity in self._spares or capacity in self._spares_wanted:
@@ -314,5 +313,5 @@ class Store:
             self._spares_wanted.discard(capacity)
             if shared is not None:
                 self._spares[capacity] = shared
-            while len(self._spares) > 1 and sum(self._spares) > _SPARE:
+            while len(self._spares) > 1 and sum(self._spares) > self._most_spare:
                 self._spares.pop(next(iter(self._spares))).close()

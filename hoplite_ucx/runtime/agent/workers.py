@@ -41,7 +41,7 @@ from hoplite_ucx.protocol.events import (
     Waited,
 )
 from hoplite_ucx.protocol.ids import CallId, StreamId
-from hoplite_ucx.runtime.agent.store import SMALL, Backing, Segment, Store
+from hoplite_ucx.runtime.agent.store import Backing, Segment, Store
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.local.remedies import delete_left
 from hoplite_ucx.runtime.shell.wakeups import now
@@ -276,7 +276,7 @@ class Workers:
 
     def _put(self, session: "WorkerSession", put: wire.PutRequest) -> None:
         inline = put.data is not None and put.size <= self.inline_limit
-        if (put.data is None) != (put.size > SMALL) or (put.data is not None and len(put.data) != put.size):
+        if (put.data is None) != (put.size > self.store.small) or (put.data is not None and len(put.data) != put.size):
             detail = f"{len(put.data or b'')} bytes came with a put of {put.size}"
             session.send(wire.Refused(put.call, Failure(FailureKind.INVALID, detail, "correct the call", put.ref)))
             return
@@ -402,7 +402,7 @@ class Workers:
             worker.pins[got.call] = _Pin(backing, entry.session)
             value = wire.Value(entry.number, got.layout, got.size, None, got.call, backing.capacity)
             entry.session.send(value, backing.shared.fd)
-        elif backing is not None and segment.size > SMALL:
+        elif backing is not None and segment.size > self.store.small:
             detail = "the agent has no file descriptor left to share this object"
             remedy = "raise RLIMIT_NOFILE for the agent"
             self._not_given(got, Failure(FailureKind.STORE_FULL, detail, remedy, got.version.ref))

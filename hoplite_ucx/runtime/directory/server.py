@@ -37,7 +37,7 @@ from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.directory.lookup_sessions import Readers
 from hoplite_ucx.runtime.objects.trees import difference
 from hoplite_ucx.runtime.shell.directory_status import STATUS
-from hoplite_ucx.runtime.shell.early_links import MOST, introduction
+from hoplite_ucx.runtime.shell.early_links import introduction
 from hoplite_ucx.runtime.shell.refused_connections import tell_malformed, tell_refused
 from hoplite_ucx.runtime.shell.wakeups import Waker, now
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
@@ -51,10 +51,6 @@ _log = logging.getLogger("hoplite.directory")
 DIRECTORY_NODE = 0
 """The number under which a directory proves itself; nodes draw theirs above it."""
 
-_PROBE_SECONDS = 0.5
-_SLOT_COST = 0.7e-3
-"""Measured: 8 hosts of 1 Gbit/s that share two processors take as long with stripes as without them at 8 MiB."""
-
 
 class DirectoryServer:
     directory_machine = Directory
@@ -62,9 +58,8 @@ class DirectoryServer:
 
     def __init__(self, cluster: str, token: bytes, settings: Settings | None = None, tls: Tls | None = None) -> None:
         incarnation = time.time_ns() // 1_000_000
-        self.machine = self.directory_machine(
-            incarnation, cluster, settings or Settings(slot_cost=_SLOT_COST), difference
-        )
+        self._settings = settings or Settings()
+        self.machine = self.directory_machine(incarnation, cluster, self._settings, difference)
         info = lookups.encode_incarnation(incarnation)
         self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), info, tls=tls)
         self._sessions: dict[NodeId, Session] = {}
@@ -140,7 +135,7 @@ class DirectoryServer:
 
     async def _knock(self, effect: Probe) -> None:
         try:
-            accepted = await probe(effect.address, _PROBE_SECONDS)
+            accepted = await probe(effect.address, self._settings.probe)
         except ValueError:  # what the node called its address is none
             accepted = None
         self.dispatch(Probed(effect.node, accepted))
@@ -194,7 +189,7 @@ class DirectoryServer:
     def _introduce(self, newcomer: Join) -> None:
         """Let those who are there and a newcomer know each other, if they are few."""
         others = [member for member in self.machine.nodes() if member.node != newcomer.node]
-        if newcomer.node not in self._sessions or not others or len(others) > MOST:
+        if newcomer.node not in self._sessions or not others or len(others) > self._settings.introductions:
             return
         self._sessions[newcomer.node].send(introduction([(other.node, other.address) for other in others]))
         for other in others:
@@ -208,6 +203,7 @@ class DirectoryServer:
             "cluster": machine.cluster,
             "incarnation": machine.incarnation,
             "uptime": now() - self._started,
+            "settings": msgspec.structs.asdict(self._settings),
             "objects": machine.known_objects(),
             "readers": len(self._readers),
             "nodes": [

@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
+
+import msgspec
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime.host.addresses import LOOPBACK_RATE, resolved
@@ -21,6 +23,7 @@ from hoplite_ucx.runtime.launch.tokens import TOKEN
 from hoplite_ucx.runtime.local import remedies, wire
 from hoplite_ucx.runtime.local.roll_call import RollCall
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
+from hoplite_ucx.runtime.settings import HostSettings
 from hoplite_ucx.runtime.worker.client import Client
 
 ADDRESS = "HOPLITE_ADDRESS"
@@ -100,9 +103,14 @@ def directory_task(
     *,
     cluster: str | None = None,
     successor: bool = False,
+    settings: HostSettings | None = None,
 ) -> dict[str, Any]:
-    """A successor takes the place of a directory of the same cluster that has ended."""
+    """A successor takes the place of a directory of the same cluster that has ended, and has the same settings whatever
+    their file says by then. Without settings, the process reads its own."""
+    pinned = {} if settings is None else {"settings": msgspec.structs.asdict(settings.cluster)}
     return {
+        **pinned,
+        **_arguments(settings),
         "cluster": cluster or os.urandom(8).hex(),
         "token": token.hex(),
         "host": host,
@@ -111,8 +119,27 @@ def directory_task(
     }
 
 
-def agent_task(directory: str, token: bytes, memory: int, rate: float, host: str | None = None) -> dict[str, Any]:
-    return {"directory": directory, "token": token.hex(), "memory": memory, "rate": rate, "host": host}
+def agent_task(
+    directory: str,
+    token: bytes,
+    memory: int,
+    rate: float,
+    host: str | None = None,
+    settings: HostSettings | None = None,
+) -> dict[str, Any]:
+    return {
+        **_arguments(settings),
+        "directory": directory,
+        "token": token.hex(),
+        "memory": memory,
+        "rate": rate,
+        "host": host,
+    }
+
+
+def _arguments(settings: HostSettings | None) -> dict[str, Any]:
+    """The process reads the file and the variables itself, but it does not have these."""
+    return {} if settings is None else {"arguments": [astuple(argument) for argument in settings.arguments]}
 
 
 def join(

@@ -6,18 +6,17 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import msgspec
-
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.runtime.host.addresses import resolved
 from hoplite_ucx.runtime.launch.tokens import given_token, read_token
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.local.roll_call import RollCall
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
-from hoplite_ucx.runtime.shell.directory_status import STATUS
+from hoplite_ucx.runtime.settings import load
+from hoplite_ucx.runtime.shell.directory_status import ask_status
+from hoplite_ucx.settings.errors import ConfigurationError
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.wire.handshake import Identity, Kind
-from hoplite_ucx.transports.wire.session import Session, connect
+from hoplite_ucx.transports.wire.handshake import Identity
 from hoplite_ucx.transports.wire.tls import open_tls
 
 _SECONDS = 5.0
@@ -76,27 +75,12 @@ def directory_status(address: str, token: bytes) -> dict[str, Any]:
     except TimeoutError:
         detail = f"the directory did not answer within {_SECONDS:g} s"
         raise Failure(FailureKind.CLOSED, detail, "check whether it is overloaded", None, address).exception() from None
+    except ConfigurationError as error:
+        raise Failure(FailureKind.INVALID, error.detail, error.remedy).exception() from error
     except ValueError as error:
         raise Failure(FailureKind.INVALID, str(error), "correct the address").exception() from error
 
 
 async def _ask(address: str, token: bytes) -> dict[str, Any]:
-    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    def made(session: Session) -> None:
-        session.on_frame = lambda frame: None if answer.done() else answer.set_result(frame)
-
-        def on_closed(error: TransportError | None) -> None:
-            if error is not None and not answer.done():
-                answer.set_exception(error)
-
-        session.on_closed = on_closed
-
-    me = Identity(int.from_bytes(os.urandom(7)), token, tls=open_tls())
-    session = await connect(address, me, Kind.CONTROL, made)
-    try:
-        session.send(STATUS)
-        async with asyncio.timeout(_SECONDS):
-            return msgspec.msgpack.decode(await answer, type=dict[str, Any])
-    finally:
-        session.abort()
+    me = Identity(int.from_bytes(os.urandom(7)), token, tls=open_tls(load().links.certificates))
+    return await ask_status(address, me, _SECONDS)

@@ -12,6 +12,7 @@ from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.runtime.launch.cluster import directory_task
 from hoplite_ucx.runtime.launch.processes import Child
+from hoplite_ucx.runtime.settings import HostSettings
 from hoplite_ucx.transports.wire.addresses import parse_address
 
 _FIRST_PAUSE = 0.1
@@ -30,12 +31,14 @@ class LastingDirectory:
         port: int,
         tell: Callable[[str], None],
         variables: Mapping[str, str] | None = None,
+        settings: HostSettings | None = None,
     ) -> None:
         self._token = token
         self._host = host
         self._port = port
         self._tell = tell
         self._variables = variables
+        self._settings = settings
         self._pause = _FIRST_PAUSE
         self._since = 0.0
         self.cluster = os.urandom(8).hex()
@@ -44,7 +47,14 @@ class LastingDirectory:
 
     def start(self) -> None:
         """Returns when it is ready; raises a typed error if it does not become so."""
-        task = directory_task(self._token, self._host, self._port, cluster=self.cluster, successor=self._since > 0)
+        task = directory_task(
+            self._token,
+            self._host,
+            self._port,
+            cluster=self.cluster,
+            successor=self._since > 0,
+            settings=self._settings,
+        )
         self.child = processes.spawn("directory", task, tied_to_thread=True, variables=self._variables)
         self._since = time.monotonic()
         self.address = self.child.report["address"]

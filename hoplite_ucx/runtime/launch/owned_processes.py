@@ -24,7 +24,16 @@ from hoplite_ucx.runtime.launch.cluster import agent_task
 from hoplite_ucx.runtime.launch.lasting_directory import LastingDirectory
 from hoplite_ucx.runtime.launch.processes import Child
 from hoplite_ucx.runtime.launch.service import reachable_host
-from hoplite_ucx.runtime.worker.checks import check_memory, check_text, check_timeout, check_token, invalid, is_whole
+from hoplite_ucx.runtime.settings import HostSettings
+from hoplite_ucx.runtime.worker.checks import (
+    check_memory,
+    check_settings,
+    check_text,
+    check_timeout,
+    check_token,
+    invalid,
+    is_whole,
+)
 
 _log = logging.getLogger("hoplite.launch")
 
@@ -131,10 +140,17 @@ class OwnedProcess:
 class DirectoryProcess(OwnedProcess):
     """A directory as a process of this program: made by `start_directory`. It is started again if it crashes."""
 
-    def __init__(self, token: bytes, host: str, port: int, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        host: str,
+        port: int,
+        variables: Mapping[str, str] | None = None,
+        settings: HostSettings | None = None,
+    ) -> None:
         super().__init__("directory")
         self._token = token
-        self._directory = LastingDirectory(token, host, port, _log.warning, variables)
+        self._directory = LastingDirectory(token, host, port, _log.warning, variables, settings)
         self._start()
 
     @property
@@ -237,7 +253,7 @@ def start_directory(host: str = "127.0.0.1", port: int = 0, *, token: str | None
     if not is_whole(port) or not 0 <= port <= _MAX_PORT:
         raise invalid(f"a port is a number within 0 and {_MAX_PORT}, not {port!r}", "correct it, or leave it out")
     secret = check_token(token)
-    return DirectoryProcess(secret or os.urandom(16).hex().encode(), host, int(port))
+    return DirectoryProcess(secret or os.urandom(16).hex().encode(), host, int(port), settings=check_settings())
 
 
 def start_agent(
@@ -261,7 +277,8 @@ def start_agent(
     """
     check_text("address", address, "write host:port, such as head:7777")
     check_text("host", host, "give an address of this host, such as 198.18.0.2")
-    limit = store_limit(check_memory(memory))
+    settings = check_settings(memory=check_memory(memory))
+    limit = store_limit(settings.store.memory)
     secret = check_token(token)
     if secret is None:
         raise invalid("an agent needs the cluster's token", "give DirectoryProcess.token of the cluster's directory")
@@ -271,7 +288,8 @@ def start_agent(
 
     def task() -> dict[str, Any]:
         towards = host if host is not None else reachable_host(address)
-        return {**agent_task(address, secret, limit, rate or measured_rate(towards), host), "patience": seconds}
+        carries = rate or settings.links.rate or measured_rate(towards)
+        return {**agent_task(address, secret, limit, carries, host, settings), "patience": seconds}
 
     return AgentProcess(task)
 

@@ -26,6 +26,8 @@ from typing import Any, TypeAlias
 import uvloop
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.settings.errors import ConfigurationError
+from hoplite_ucx.settings.reading import Argument
 from hoplite_ucx.transports.errors import TransportError
 
 START_SECONDS = 15.0
@@ -174,6 +176,11 @@ def run(serve: Serve, parent: int, *, tied_to_thread: bool) -> int:
         return runner.run(_main(serve, json.loads(line), parent))
 
 
+def arguments_of(task: dict[str, Any]) -> list[Argument]:
+    """The settings that were given to the parent as arguments."""
+    return [Argument(*argument) for argument in task.get("arguments", ())]
+
+
 async def _main(serve: Serve, task: dict[str, Any], parent: int) -> int:
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
@@ -184,6 +191,9 @@ async def _main(serve: Serve, task: dict[str, Any], parent: int) -> int:
     except (TransportError, HopliteError) as error:
         detail = f"{error.detail} ({error.peer})" if isinstance(error, TransportError) else error.failure.detail
         _say({"error": detail, "remedy": error.remedy})
+        return 1
+    except ConfigurationError as error:
+        _say({"error": error.detail, "remedy": error.remedy})
         return 1
     except (OSError, ValueError) as error:
         here = f"at {task['host']}:{task.get('port', 0)}" if task["host"] else f"towards {task['directory']}"

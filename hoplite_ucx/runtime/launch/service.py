@@ -6,7 +6,7 @@ with it: then the service ends, and says so.
 
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -16,6 +16,7 @@ from hoplite_ucx.runtime.launch.cluster import agent_task
 from hoplite_ucx.runtime.launch.lasting_directory import LastingDirectory
 from hoplite_ucx.runtime.launch.processes import Child
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
+from hoplite_ucx.runtime.settings import HostSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,9 @@ class ServicePlan:
     address: str | None = None
     host: str | None = None
     port: int = 0
-    rate: float | None = None
+    settings: HostSettings = field(default_factory=HostSettings)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """For the processes, over those of this one."""
 
 
 class Service:
@@ -35,7 +38,9 @@ class Service:
         self._plan = plan
         self._directory: LastingDirectory | None = None
         if plan.address is None:
-            self._directory = LastingDirectory(plan.token, plan.host or "127.0.0.1", plan.port, tell)
+            self._directory = LastingDirectory(
+                plan.token, plan.host or "127.0.0.1", plan.port, tell, plan.variables, plan.settings
+            )
         self._agent: Child | None = None
 
     @property
@@ -50,9 +55,9 @@ class Service:
             if self._directory is not None:
                 self._directory.start()
             host = plan.host if plan.host is not None else reachable_host(self.address)
-            rate = plan.rate or measured_rate(host)
-            task = agent_task(self.address, plan.token, plan.memory, rate, plan.host)
-            self._agent = processes.spawn("agent", task, tied_to_thread=True)
+            rate = plan.settings.links.rate or measured_rate(host)
+            task = agent_task(self.address, plan.token, plan.memory, rate, plan.host, plan.settings)
+            self._agent = processes.spawn("agent", task, tied_to_thread=True, variables=plan.variables)
         except BaseException:
             self.stop()
             raise

@@ -11,8 +11,8 @@ from hoplite_ucx.protocol.ids import NodeId
 
 __all__ = ["MOST", "introduced", "introduction"]
 
-MOST = 16
-"""How many nodes a newcomer is introduced to at most: each costs two sessions and two links with their threads."""
+MOST = 1024
+"""A node opens no more than this, whatever a directory names. How many it names is `cluster.introductions`."""
 
 _MARK = b"\xc1meet"
 """No message of the protocol begins with this byte."""

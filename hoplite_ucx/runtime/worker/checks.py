@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -10,8 +11,11 @@ import numpy as np
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.objects.layouts import MAX_BYTES, SAFE_DIMENSIONS, Array, Leaf, describe_dtype
-from hoplite_ucx.runtime.quantities import parse_size
+from hoplite_ucx.runtime.settings import HostSettings, load
 from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
+from hoplite_ucx.settings.errors import ConfigurationError
+from hoplite_ucx.settings.quantities import format_size, parse_size
+from hoplite_ucx.settings.reading import Argument
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds, for every call that is given none."""
@@ -138,6 +142,15 @@ def check_path(name: str, value: object) -> str | None:
     if not isinstance(path, str) or not path or "\0" in path:
         raise invalid(f"{name} must be the path of a file, not {value!r}"[:200], "give a str or a Path")
     return path
+
+
+def check_settings(path: str | None = None, memory: int | None = None) -> HostSettings:
+    """The settings of processes that this one is about to start."""
+    given = [] if memory is None else [Argument("memory", "store", "memory", format_size(memory))]
+    try:
+        return load(None if path is None else Path(os.path.abspath(path)), arguments=given)
+    except ConfigurationError as error:
+        raise invalid(error.detail, error.remedy) from error
 
 
 def check_memory(memory: object) -> int | None:

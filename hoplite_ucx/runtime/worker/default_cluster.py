@@ -10,10 +10,10 @@ from hoplite_ucx.runtime.launch import cluster as clusters
 from hoplite_ucx.runtime.launch.cluster import Attachment
 from hoplite_ucx.runtime.launch.tokens import read_token_file
 from hoplite_ucx.runtime.worker.api import Cluster
-from hoplite_ucx.runtime.worker.checks import check_memory, check_path, check_text, check_token, invalid
+from hoplite_ucx.runtime.worker.checks import check_memory, check_path, check_settings, check_text, check_token, invalid
 from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.membership import Membership
-from hoplite_ucx.transports import configuration
+from hoplite_ucx.settings.reading import CONFIG
 
 
 class _Default(Membership):
@@ -44,7 +44,7 @@ def init(
 
     Without an address (and without `HOPLITE_ADDRESS`) a private cluster is started on loopback, which ends with this
     process, and which the processes started from here join. `memory` limits its store, as bytes or as a text such as
-    "4GiB"; `config` is a file as in `HOPLITE_CONFIG`, for its links; `token`, or the one in `token_file`, is its secret
+    "4GiB"; `config` is a file as in `HOPLITE_CONFIG`, its settings; `token`, or the one in `token_file`, is its secret
     instead of a random one.
 
     With an address, the agent that runs on this host for the cluster at that address is used; `agent` names it where a
@@ -118,12 +118,14 @@ def _way_to(
     check_text("agent", agent, "give its name, as `hoplite status` shows it")
     limit = check_memory(memory)
     secret = _token(token, token_file)
-    variables = _variables(config)
+    path = check_path("config", config)
     where = address if address is not None else _from_outside(clusters.ADDRESS)
     if where is None:
         if agent is not None:
             raise invalid("agent= needs a cluster that already runs", "give its address= too")
-        return partial(clusters.start_embedded, store_limit(limit), secret, variables)
+        variables = {} if path is None else {CONFIG: os.path.abspath(path)}
+        settings = check_settings(path, limit)
+        return partial(clusters.start_embedded, store_limit(settings.store.memory), secret, variables)
     if memory is not None:
         raise invalid("memory= is only for a private cluster", "give it to `hoplite start --memory` instead")
     if config is not None:
@@ -139,18 +141,6 @@ def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> byte
     if secret is not None and path is not None:
         raise invalid("token= and token_file= cannot both be given", "give one of them")
     return secret if path is None else read_token_file(Path(path))
-
-
-def _variables(config: str | os.PathLike[str] | None) -> dict[str, str]:
-    path = check_path("config", config)
-    if path is None:
-        return {}
-    whole = os.path.abspath(path)
-    try:
-        configuration.load(Path(whole))
-    except configuration.ConfigurationError as error:
-        raise invalid(error.detail, error.remedy) from error
-    return {configuration.CONFIG: whole}
 
 
 def _from_outside(name: str) -> str | None:

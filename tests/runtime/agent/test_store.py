@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hoplite_ucx.runtime.agent.store import SMALL, Segment, SegmentSink, Store
+from hoplite_ucx.runtime.agent.store import Segment, SegmentSink, Store
+from hoplite_ucx.runtime.settings import SMALL
 from hoplite_ucx.transports import shm
 
 SIZE = 1 << 20

@@ -24,7 +24,6 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, label
 from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Stripe
 
-REFUSED_FOR = 0.2
 # So many slots are told what the reduction is, beside the root: it outlives the directory and its requester.
 _SLOTS_THAT_KNOW = 8
 
@@ -157,7 +156,7 @@ class Binding(Hosts, ABC):
         elif slot.homeless_since is None:
             slot.homeless_since = now
         if slot.homeless_since is None or now - slot.homeless_since < self._world.settings.lease:
-            self._world.timers.set(("reduce", reduction.target), now + REFUSED_FOR)
+            self._world.timers.set(("reduce", reduction.target), now + self._world.settings.declined)
         elif slot.cut is not None:
             self._lay_without_stripes(reduction)
             self._world.timers.set(("reduce", reduction.target), now)
@@ -218,7 +217,7 @@ class Binding(Hosts, ABC):
 
     def declined(self, reduction: Reduction, slot: Slot) -> None:
         assert slot.host is not None
-        slot.refused[slot.host.node] = self._world.now + REFUSED_FOR
+        slot.refused[slot.host.node] = self._world.now + self._world.settings.declined
         self._unbind(slot)
         if slot.cut is not None:
             self._lay_without_stripes(reduction)
@@ -280,14 +279,16 @@ class Binding(Hosts, ABC):
         return min(self._world.settings.regroup, reduction.size / self._table.members.bandwidth() / 4)
 
     def assembler_declined(self, reduction: Reduction, root: Slot, node: NodeId) -> None:
-        root.refused[node] = self._world.now + REFUSED_FOR
+        root.refused[node] = self._world.now + self._world.settings.declined
         self._advance(reduction)
 
     def _ensure_assembler(self, reduction: Reduction, root: Slot) -> None:
         """If nobody gets the target any more, someone must be asked to."""
         target = reduction.record.broadcast
         if root.gathers and target is not None and not (target.copies or target.getters() or reduction.record.waiting):
-            self._world.timers.set_if_absent(("reduce", reduction.target), self._world.now + REFUSED_FOR)
+            self._world.timers.set_if_absent(
+                ("reduce", reduction.target), self._world.now + self._world.settings.declined
+            )
 
     def _feed(self, part: bytes, host: Member, slot: bytes, start: int) -> bool:
         """Send the part, from `start` on, to a slot's host; True if it is so small that it went with the message."""

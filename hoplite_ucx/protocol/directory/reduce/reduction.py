@@ -20,7 +20,7 @@ The target is sealed once, when its root version is complete and what it was mad
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.adoption import whole_of
-from hoplite_ucx.protocol.directory.reduce.binding import REFUSED_FOR, Binding
+from hoplite_ucx.protocol.directory.reduce.binding import Binding
 from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, Version, short
@@ -321,7 +321,7 @@ class Reductions(Binding):
         candidates = [requester] if requester is not None and requester.usable() else []
         candidates += [member for member in self._table.members if member.usable()]
         if not candidates:
-            self._world.timers.set(("reduce", reduction.target), self._world.now + REFUSED_FOR)
+            self._world.timers.set(("reduce", reduction.target), self._world.now + self._world.settings.declined)
             return
         host = candidates[0]
         reduction.inline_version = self._versions.new_version(reduction.target)

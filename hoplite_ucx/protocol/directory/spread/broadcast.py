@@ -36,11 +36,8 @@ from hoplite_ucx.protocol.messages import (
 )
 from hoplite_ucx.protocol.placement import Nic, Plan, SenderPool
 
-_FIRST_COOLDOWN = 0.05
 # A sender that failed so often in a row is no reason to keep what others could use meanwhile.
 _HOPELESS = 3
-# A put copies into shared memory about this fast; only a first guess for placing behind it.
-_PRODUCING_RATE = 4e9
 
 
 class State(enum.Enum):
@@ -196,7 +193,7 @@ class Broadcast:
         self.producer = member.node
         self.start = start
         self.reconsider()
-        self.pool.add(member.node, member.nic, self._world.now + self.size / _PRODUCING_RATE, 0)
+        self.pool.add(member.node, member.nic, self._world.now + self.size / self._world.settings.put_rate, 0)
 
     def add_copy(self, member: Member) -> None:
         """The node has every byte, however it came by them."""
@@ -672,7 +669,8 @@ class Broadcast:
 
     def _shun(self, receiver: Receiver, sender: NodeId) -> None:
         failures = receiver.shunned[sender].failures + 1 if sender in receiver.shunned else 1
-        pause = min(_FIRST_COOLDOWN * 2 ** (failures - 1), self._world.settings.cooldown)
+        settings = self._world.settings
+        pause = min(settings.first_cooldown * 2 ** (failures - 1), settings.cooldown)
         receiver.shunned[sender] = Shunned(self._world.now + pause, failures)
 
     def _write_off(self, node: NodeId) -> None:

@@ -1,0 +1,158 @@
+"""All settings of this host, as one object: those of the cluster, of its store, and of its links.
+
+Each comes from its default, the TOML file that `HOPLITE_CONFIG` or `--config` names, `HOPLITE_<SECTION>_<KEY>`, or an
+argument; the later of these wins. They are read once, when a process starts, and checked whole before it does anything.
+The cluster's settings are those of its directory: a node may repeat them, and is refused if it has others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from hoplite_ucx.protocol.settings import Settings, conflicts
+from hoplite_ucx.settings.errors import ConfigurationError
+from hoplite_ucx.settings.kinds import Duration, Setting, Size, settings_of
+from hoplite_ucx.settings.reading import Argument, Origin, Place, Schema, Values, read
+from hoplite_ucx.transports import configuration
+from hoplite_ucx.transports.configuration import Configuration
+
+__all__ = ["SCHEMA", "HostSettings", "Row", "StoreSettings", "cluster_settings", "default_of", "load", "pinned"]
+
+SMALL = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    memory: Annotated[
+        int | None,
+        Size(
+            "The limit of this host's store. Objects that nobody needs make room when it is reached; then puts and "
+            "gets wait, and fail. Without it, the limit is 4 GiB, or half of this host's memory if that is less.",
+            1,
+            1 << 62,
+        ),
+    ] = None
+    small: Annotated[
+        int,
+        Size(
+            "Objects up to this size are copied between a program and its agent. Larger ones are mapped, which costs "
+            "more at first and holds a file descriptor, and nothing for each byte.",
+            64 << 10,
+            4 << 20,
+        ),
+    ] = SMALL
+    spare: Annotated[
+        int,
+        Size(
+            "How much memory is made ready for objects that are yet to come, within the limit. Without it, every "
+            "large put waits for the kernel to clear its pages.",
+            0,
+            1 << 40,
+        ),
+    ] = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """`links` has [links], [ucx] and [tls]; `values` knows where each was found."""
+
+    cluster: Settings = field(default_factory=Settings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    links: Configuration = field(default_factory=Configuration)
+    values: Values = field(default_factory=lambda: Values(SCHEMA), repr=False, compare=False)
+    arguments: tuple[Argument, ...] = ()
+    """Those that were given, for processes that read the same settings again."""
+
+    def rows(self, cluster: Settings | None = None) -> Iterator[Row]:
+        """Every setting as it is in force here, in a cluster with these settings if there is one."""
+        for section, keys in self.values.schema.items():
+            given = self.values.section(section)
+            for key, setting in keys.items():
+                place = self.values.place(section, key)
+                value = given.get(key, default_of(section, key))
+                if section == "cluster" and cluster is not None:
+                    value, place = getattr(cluster, key), Place(Origin.CLUSTER, "the cluster")
+                yield Row(section, key, value, place, setting)
+
+    def check_against(self, cluster: Settings, address: str) -> None:
+        """Raises a `ConfigurationError` if a value that was given here is another than the cluster's."""
+        for key, value in self.values.section("cluster").items():
+            theirs, show = getattr(cluster, key), SCHEMA["cluster"][key].show
+            if value != theirs:
+                problem = f"is {show(value)} here and {show(theirs)} in the cluster at {address}"
+                remedy = "leave it out here, or set it where the directory is started, and start the cluster again"
+                raise self.values.error("cluster", key, problem, remedy)
+
+    def scaled(self, factor: float) -> HostSettings:
+        """All timers shorter or longer together; costs and limits as they are."""
+        links = {key: getattr(self.links, key) * factor for key in _LINK_TIMERS}
+        return replace(self, cluster=self.cluster.scaled(factor), links=replace(self.links, **links))
+
+
+class Row(NamedTuple):
+    """One setting, for people. A value of None is decided at the start: see its doc."""
+
+    section: str
+    key: str
+    value: Any
+    place: Place
+    setting: Setting[Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.key}"
+
+    @property
+    def shown(self) -> str:
+        return self.setting.show(self.value) if self.value not in (None, ()) else ""
+
+
+SCHEMA: Schema = {"cluster": settings_of(Settings), "store": settings_of(StoreSettings), **configuration.SCHEMA}
+
+_LINK_TIMERS = [key for key, setting in SCHEMA["links"].items() if isinstance(setting, Duration) and setting.scales]
+
+
+def load(
+    path: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    arguments: Iterable[Argument] = (),
+) -> HostSettings:
+    """Everything, checked. Raises a `ConfigurationError`."""
+    given = tuple(arguments)
+    values = read(SCHEMA, path, environment, given)
+    cluster = Settings(**values.section("cluster"))
+    for conflict in conflicts(cluster):
+        culprit = max((conflict.key, conflict.other), key=lambda key: values.given("cluster", key))
+        raise values.error("cluster", culprit, conflict.problem, conflict.remedy)
+    return HostSettings(cluster, StoreSettings(**values.section("store")), configuration.build(values), values, given)
+
+
+def default_of(section: str, key: str) -> Any:
+    if section == "tls":
+        return None
+    defaults = HostSettings()
+    owner = {"cluster": defaults.cluster, "store": defaults.store, "links": defaults.links, "ucx": defaults.links.ucx}
+    return getattr(owner[section], key)
+
+
+def pinned(settings: Mapping[str, Any]) -> Settings:
+    """Settings of a cluster that another process read and checked. Raises a `ValidationError` for any others."""
+    names = Settings.__struct_fields__
+    if other := settings.keys() ^ set(names):
+        raise msgspec.ValidationError(f"only one side has {', '.join(sorted(other))}")
+    return msgspec.convert([settings[name] for name in names], Settings)
+
+
+def cluster_settings(report: Mapping[str, Any], address: str) -> Settings:
+    """Those of a cluster, of its directory's status. Raises a `ConfigurationError` if it runs another version."""
+    try:
+        return pinned(report["settings"])
+    except (KeyError, msgspec.ValidationError) as error:
+        problem = f"its settings cannot be understood: {error}"
+        remedy = "run the same version of hoplite-ucx everywhere"
+        raise ConfigurationError(f"the cluster at {address}", "cluster", problem, remedy) from error

@@ -1,0 +1,97 @@
+"""Settings of a live cluster: the directory's count for every node, and a node with others is refused."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hoplite_ucx as hoplite
+from hoplite_ucx.errors import GetTimeoutError, InvalidRequestError
+from tests.runtime.launch.test_service import run, service, status
+from tests.runtime.test_faults import children_of
+from tests.tools.live import live_cluster
+from tests.tools.waiting import eventually
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "hoplite.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_directorys_file_counts_for_every_node(tmp_path: Path) -> None:
+    path = write(tmp_path, '[cluster]\nheartbeat = "100ms"\nlease = "1800s"\n')
+    with (
+        service("--head", "--port", "0", "--config", path) as (_, head),
+        service("--address", head["address"]) as (_, other),
+    ):
+
+        def in_force() -> dict[str, tuple[float, float]]:
+            agents = status(head["address"])[1]
+            return {
+                name: (agent["settings"]["heartbeat"], agent["settings"]["lease"]) for name, agent in agents.items()
+            }
+
+        eventually(lambda: in_force() == dict.fromkeys((head["agent"], other["agent"]), (0.1, 1800.0)))
+        shown = json.loads(run("config", "--json", "--address", head["address"]).stdout)["settings"]
+        lease = next(row for row in shown if row["name"] == "cluster.lease")
+        assert (lease["value"], lease["origin"]) == (1800.0, "cluster")
+        asked = run("config", "--set", "cluster.lease=5s", "--address", head["address"])
+        assert asked.returncode == 1
+        assert "would be refused: the arguments: --set cluster.lease: is 5s here and 1800s in the" in asked.stderr
+
+
+def test_a_node_that_differs_is_refused_before_it_starts(tmp_path: Path) -> None:
+    path = write(tmp_path, "[store]\n\n[cluster]\nlease = 5\n")
+    with service("--head", "--port", "0", "--set", "cluster.lease=4s") as (_, head):
+        where = ["start", "--address", head["address"], "--memory", "64MiB"]
+        refused = run(*where, HOPLITE_CONFIG=path)
+        assert refused.returncode == 1
+        assert f"{path}:4: cluster.lease: is 5s here and 4s in the cluster at {head['address']}" in refused.stderr
+        assert "leave it out here" in refused.stderr
+        by_variable = run(*where, HOPLITE_CLUSTER_LEASE="6s")
+        assert "HOPLITE_CLUSTER_LEASE: is 6s here and 4s in the cluster" in by_variable.stderr
+        assert len(status(head["address"])[0]["nodes"]) == 1
+        with service("--address", head["address"], HOPLITE_CLUSTER_LEASE="4000ms"):  # the same: it is welcome
+            pass
+
+
+def test_a_bad_file_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "[cluster]\nheartbeats = 1\n")
+    before = children_of(os.getpid())
+    refused = run("start", "--head", "--port", "0", "--config", path)
+    assert refused.returncode == 1
+    assert f"{path}:2: cluster.heartbeats: is unknown; did you mean heartbeat?" in refused.stderr
+    monkeypatch.delenv("HOPLITE_ADDRESS", raising=False)
+    with pytest.raises(InvalidRequestError, match="did you mean heartbeat"):
+        hoplite.connect(config=path)
+    monkeypatch.setenv("HOPLITE_STORE_MEMORY", "lots")
+    with pytest.raises(InvalidRequestError, match="HOPLITE_STORE_MEMORY: 'lots' is not a size"):
+        hoplite.connect()
+    assert children_of(os.getpid()) == before
+
+
+def test_a_private_cluster_takes_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOPLITE_ADDRESS", raising=False)
+    path = write(tmp_path, '[cluster]\nmax_object = "2MiB"\n[store]\nmemory = "48MiB"\n')
+    with hoplite.connect(config=path) as cluster:
+        assert cluster.info(cluster.put(np.zeros(1 << 20, np.uint8))).size >= 1 << 20
+        with pytest.raises(InvalidRequestError, match="2097152"):
+            cluster.put(np.zeros(3 << 20, np.uint8))
+
+
+def test_a_lease_of_hours_loses_nobody_who_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOPLITE_CLUSTER_LEASE", "3600s")
+    with live_cluster(2) as live:
+        holder, other = live.hosts
+        ref = holder.put(np.zeros(1 << 20, np.uint8))
+        os.kill(holder.agent.process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(GetTimeoutError):  # after two seconds it would be lost, as a rule
+                other.get(ref, timeout=4.0)
+        finally:
+            os.kill(holder.agent.process.pid, signal.SIGCONT)
+        assert len(other.get(ref)) == 1 << 20
