@@ -1,7 +1,8 @@
-"""The public API: every call on a cluster, with its checks. The functions of `hoplite_ucx` are those of one `Cluster`.
+"""The public API: every call on a cluster, with its checks. The functions of `hoplite_ucx` are methods of one
+`Cluster`.
 
-Bad input is refused here, before anything is allocated or sent, with an error that names the ref and the remedy. What
-can only be seen where the objects are is refused there.
+Bad input is refused here, before anything is allocated or sent, with an error that names the ref and the remedy.
+Problems that only show where the objects are, are reported from there.
 """
 
 import contextlib
@@ -43,12 +44,11 @@ class Cluster:
     """A cluster as this process uses it: made by `connect`, or by `init` for the functions of `hoplite_ucx`.
 
     It stays open until `close`, the end of its `with` block, or the end of the process. Any number of threads may use
-    it. Refs are plain names and belong to no cluster; an object is only found in the cluster that it was put into.
+    it. Refs are plain names and belong to no cluster; an object can only be found in the cluster where it was put.
 
-    Every call may raise `InvalidRequestError` for what cannot be carried out as it is written, `ClosedError` if the
-    cluster was closed, was never joined or has lost its agent, and `GetTimeoutError` if the agent does not answer
-    within the `timeout`. All are `HopliteError`s with a `remedy` and, where there is one, the `ref`. What else a call
-    raises is said there.
+    Every call may raise `InvalidRequestError` if it is invalid as written, `ClosedError` if the cluster was closed, was
+    never joined or has lost its agent, and `GetTimeoutError` if the agent does not answer within the `timeout`. All are
+    `HopliteError`s with a `remedy` and, where there is one, the `ref`. The text of each call lists what else it raises.
     """
 
     def __init__(self, of: Membership) -> None:
@@ -57,12 +57,12 @@ class Cluster:
 
     @property
     def aio(self) -> AsyncCluster:
-        """The same calls, to be awaited."""
+        """The same calls for asyncio."""
         return self._aio
 
     @property
     def address(self) -> str:
-        """Of the cluster's directory, as its agent here was given it."""
+        """The address of the cluster's directory, as its agent here was given it."""
         return self._of.client.greeting.directory
 
     @property
@@ -91,7 +91,8 @@ class Cluster:
         self._of.renew(check_seconds(timeout), agent)
 
     def close(self) -> None:
-        """Leave the cluster; a private one ends. Arrays that came from `get` stay valid. Harmless if it is closed."""
+        """Leave the cluster; a private one ends. Arrays that came from `get` stay valid. Harmless if it is already
+        closed."""
         self._of.end()
 
     def __enter__(self) -> "Cluster":
@@ -116,17 +117,17 @@ class Cluster:
     def put(self, value: object, *, ref: ObjectRef | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> ObjectRef:
         """Store a value, and return its ref.
 
-        A numpy array or number, a Python number, or a dict, list, tuple or named tuple of them (nested too) is stored
+        A numpy array or number, a Python number, or a dict, list, tuple or named tuple of them (also nested) is stored
         as it is and can be reduced. Bytes, bytearrays and memoryviews are stored as they are; any other value is
         pickled. `get` returns what was put, with the keys of dicts in their order. The value may be changed after `put`
-        returns. A second put of a ref is ignored: the object that it has already stays, and no error is raised.
+        returns. A second put of a ref is ignored: the first object stays, and no error is raised.
 
         Raises `StoreFullError` if there is no room for it in time, and `ObjectDeletedError` if the ref was deleted a
         short while ago.
 
-        This host's processes see the object as soon as `put` returns, others when the directory has heard of it, which
-        is a message's way later. While the directory does not answer, a put waits for it: `GetTimeoutError` after the
-        `timeout`, of which the directory has 0.75 s at least, also of `timeout=0`.
+        Processes of this host see the object as soon as `put` returns. Other hosts see it when the directory knows of
+        it, about one message later. While the directory does not answer, a put waits for it, and raises
+        `GetTimeoutError` after the `timeout`; the directory has at least 0.75 s to answer, also with `timeout=0`.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -141,11 +142,10 @@ class Cluster:
         refs: Sequence[ObjectRef] | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> list[ObjectRef]:
-        """Store every one of these values, and return their refs in order; `refs` gives names made before.
+        """Store all of these values, and return their refs in order; `refs` gives names made before.
 
-        Small objects are put many at a time, which takes a fraction of what a `put` of each would. If one cannot be
-        put, the error says which; what was put under refs that nobody knows yet is deleted again. Raises what `put`
-        raises.
+        Small objects are put many at a time, in a fraction of the time of one `put` each. If one cannot be put, the
+        error says which; objects that were put under fresh refs are deleted again. Raises what `put` raises.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -190,18 +190,19 @@ class Cluster:
         """The value of a ref, or the values of several, which are fetched at the same time.
 
         Arrays are read-only and lie in memory that this host's processes share; they stay valid for as long as they are
-        used. With `copy=True` they are in memory of their own, and can be written to. With `out`, the value is copied
-        into an array of the same dtype and shape, which is returned. A get waits for an object that is yet to come;
-        `timeout=None` waits as long as it still can come.
+        used. With `copy=True` they have their own memory, and are writable. With `out`, the value is copied into an
+        array of the same dtype and shape, which is returned. A get waits for an object that does not exist yet;
+        `timeout=None` waits as long as the object can still come.
 
-        Raises `GetTimeoutError` if it has not come in time, `ObjectDeletedError` if it was deleted, `ObjectLostError`
-        if every copy was lost (`PutAbortedError`, if its putter ended early), `StoreFullError` if there is no room for
-        it here, and `InvalidRequestError` if it is a reduction that cannot be carried out.
+        Raises `GetTimeoutError` if the object has not arrived in time, `ObjectDeletedError` if it was deleted,
+        `ObjectLostError` if every copy was lost (`PutAbortedError`, if the process that put it ended early),
+        `StoreFullError` if there is no room for it here, and `InvalidRequestError` if it is a reduction that cannot be
+        carried out.
 
-        `timeout=0` asks once, and does not wait for a producer: what is complete somewhere is fetched (for which there
-        are 300 s), anything else is a `GetTimeoutError` at once. Any other `timeout` is for all of it, the transfer
-        too. The error says what is known: that nobody has the object, how much of it has come, or that the directory
-        does not answer, and since when; for that answer a call may take up to 0.75 s longer than its `timeout`.
+        `timeout=0` asks once, and does not wait for a producer: an object that is complete on some node is fetched
+        (within 300 s), anything else raises `GetTimeoutError` at once. Any other `timeout` includes the transfer. The
+        error says what is known: that no node has the object, how much of it has arrived, or that the directory does
+        not answer, and for how long; to learn this, a call may take up to 0.75 s longer than its `timeout`.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -213,8 +214,8 @@ class Cluster:
         return _get(ours, refs, seconds, None if out is None else check_outs(out, len(refs)), own)
 
     def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
-        """The values of all refs, in order; all are fetched at the same time. Raises what `get` raises, and takes a
-        `timeout` as `get` does."""
+        """The values of all refs, in order; all are fetched at the same time. `timeout` and errors are those of
+        `get`."""
         ours = self._of.client
         seconds = check_timeout(timeout)
         return _get(ours, list_of_refs(refs), seconds, None, False)
@@ -222,12 +223,12 @@ class Cluster:
     def wait(
         self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-        """Wait until `count` of the refs have an object, or the time is over: those that have, and the rest. When there
-        are enough it looks no further: more may be ready than are told.
+        """Wait until `count` of the refs are ready, or the time is over; returns those that are ready, and the rest. It
+        stops at `count`: more may be ready than it returns.
 
-        What has failed counts too, since a get of it answers at once. When the time is over, nothing is raised, unless
-        the directory does not answer: then that is a `GetTimeoutError`, as nobody knows what is ready. `timeout=0` asks
-        once what is complete now.
+        A failed object counts as ready, since a get of it returns at once. When the time is over, nothing is raised,
+        unless the directory does not answer: then it raises `GetTimeoutError`, since what is ready is unknown.
+        `timeout=0` asks once what is complete now.
         """
         return self._of.client.carry_out(calls.wait(refs, count, timeout))
 
@@ -240,8 +241,8 @@ class Cluster:
     ) -> ObjectInfo | list[ObjectInfo]:
         """What the cluster knows of an object, or of each of several: see `ObjectInfo`.
 
-        It does not wait for an object that is yet to come, only for the directory's answer; of a ref that nobody put,
-        it says so. Raises `GetTimeoutError` if the directory does not answer in time.
+        It does not wait for an object that does not exist yet, only for the directory's answer; for a ref that was
+        never put, it says so. Raises `GetTimeoutError` if the directory does not answer in time.
         """
         known = self._of.client.carry_out(calls.info(refs, timeout))
         return known[0] if isinstance(refs, ObjectRef) else known
@@ -249,10 +250,10 @@ class Cluster:
     def as_completed(
         self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT
     ) -> Iterator[ObjectRef]:
-        """The refs one by one, as each has an object, or has failed: then a get of it answers at once.
+        """The refs one by one, as each is ready, or has failed: a get of it then returns at once.
 
-        A ref that is given twice comes once. Raises `GetTimeoutError` when the time is over, which counts from this
-        call, and some have none.
+        A ref that is given twice comes once. Raises `GetTimeoutError` when the time is over, counted from this call,
+        and some are not ready.
         """
         completed = calls.Completed(refs, timeout)
         client = self._of.client
@@ -264,10 +265,10 @@ class Cluster:
         return each()
 
     def delete(self, refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> None:
-        """Forget objects everywhere, and cancel reductions. Arrays that came from `get` stay valid.
+        """Delete objects everywhere, and cancel reductions. Arrays that came from `get` stay valid.
 
-        For a while gets and puts of these refs raise `ObjectDeletedError`. A ref that nobody has put is no error. The
-        `timeout` is for the directory's answer, which has 0.75 s at least: `timeout=0` deletes too.
+        For a while gets and puts of these refs raise `ObjectDeletedError`. Deleting a ref that was never put is not an
+        error. The `timeout` is for the directory's answer, which has at least 0.75 s: `timeout=0` deletes too.
         """
         self._of.client.carry_out(calls.delete(refs, timeout))
 
@@ -292,18 +293,17 @@ class Cluster:
     ) -> ObjectRef:
         """Combine the first `count` of these objects that are ready (all, if it is not given), element by element.
 
-        Returns at once with the ref of a result that is still to come; `ref` gives it a name made before. The
-        operations: sum, prod, min, max, mean, and, or, xor. The `timeout` is for handing in the request, and counts as
-        0.75 s if it is less.
+        Returns at once with the ref of the future result; `ref` gives it a name made before. The operations: sum, prod,
+        min, max, mean, and, or, xor. The `timeout` is for submitting the request, and is at least 0.75 s.
 
-        Objects must be arrays, numbers, or trees of them, and all have the same dtypes, shapes and keys. Put many
+        Objects must be arrays, numbers, or trees of them, and all must have the same dtypes, shapes and keys. Put many
         numbers into an array: a tree has up to 16 without any array, and up to 256 beside some. Dicts may have their
         keys in any order: the result has the order, and the types of dicts, named tuples and numbers, of its first
         contributor. The arithmetic is numpy's in the sources' own dtype, so sums may overflow without an error: `uint8`
-        sums from 256 on, and those of Python's ints, which are reduced as int64, beyond 63 bits.
+        sums from 256 up, and those of Python's ints, which are reduced as int64, beyond 63 bits.
 
-        Raises `ObjectDeletedError` if the target's ref was deleted a short while ago. What is wrong with the objects is
-        known when they are there: then a get of the result raises it.
+        Raises `ObjectDeletedError` if the target's ref was deleted a short while ago. Problems with the objects show
+        when they exist: then a get of the result raises the error.
         """
         return self._reduce(refs, op, count, ref, timeout, everywhere=False)
 
@@ -335,11 +335,11 @@ class Cluster:
         return note_made(self._of, ours.carry_out(asking))
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:
-        """The sources that went into a reduction's result, in the order they were chosen; waits for the decision, but
-        with `timeout=0` only for the directory to say whether there is one.
+        """The sources that went into a reduction's result, in the order they were chosen. Waits for the decision; with
+        `timeout=0` it only asks the directory whether there is one.
 
         Raises `InvalidRequestError` if the ref is not the result of a reduction, `ObjectDeletedError` if it was
-        deleted, and what made the reduction fail.
+        deleted, and the reduction's own error if it failed.
         """
         return self._of.client.carry_out(calls.contributors(ref, timeout))
 
@@ -357,12 +357,12 @@ class Cluster:
         return open_draft(self._of, shape, dtype, ref, timeout)
 
     def seal(self, draft: Draft) -> ObjectRef:
-        """Finish what `create` began, and return its ref. Raises what `put` raises."""
+        """Finish a put that `create` began, and return its ref. Raises what `put` raises."""
         return one_draft(draft).seal()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Delete on exit what was put, reduced or sealed inside, by this thread or task."""
+        """Delete on exit the objects that this thread or task put, reduced or sealed inside."""
         made: list[ObjectRef] = []
         try:
             with scopes.collect(self._of, made):

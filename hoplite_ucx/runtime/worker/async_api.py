@@ -1,9 +1,9 @@
-"""The async twin of the API: the same calls, to be awaited.
+"""The async twin of the API: the same calls for asyncio.
 
-Any number of tasks may wait for objects at the same time: the event loop itself watches for what the agent answers. A
-task that is cancelled ends its call. Only what would hold the loop up runs on threads: pickling, copying out of the
-store, and puts of large objects, of which a bounded number is under way at a time; a put that is cancelled there goes
-on in the background until it is done or its `timeout` is over. A program that ends waits for none of them.
+Any number of tasks may wait for objects at the same time: the event loop itself watches for the agent's replies.
+Cancelling a task ends its call. Only work that would block the loop runs on threads: pickling, copying out of the
+store, and puts of large objects, of which a bounded number runs at a time. A put that is cancelled there continues in
+the background until it is done or its `timeout` is over. A program does not wait for these threads when it ends.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _large_puts = DaemonPool(32, "hoplite-put")
 
 
 class AsyncCluster:
-    """The calls of a `Cluster`, to be awaited: its `aio`, or what `aio.connect` gives. Every loop may use it."""
+    """The calls of a `Cluster` for asyncio: its `aio`, or the result of `aio.connect`. Every loop may use it."""
 
     def __init__(self, of: Membership) -> None:
         self._of = of
@@ -276,7 +276,7 @@ class AsyncCluster:
         ref: ObjectRef | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> Draft:
-        """See `Cluster.create`. The draft is to be sealed with `await seal(draft)`; its own `seal` blocks."""
+        """See `Cluster.create`. Seal the draft with `await seal(draft)`; its own `seal` blocks."""
         return await _at_length(partial(open_draft, self._of, shape, dtype, ref), check_timeout(timeout))
 
     async def seal(self, draft: Draft) -> ObjectRef:

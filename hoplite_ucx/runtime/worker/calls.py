@@ -1,7 +1,7 @@
 """The calls that only ask: what is checked, what the agent is asked, and what its reply means to the user.
 
 Each is written once, for callers that block (`api`) and for callers on an event loop (`aio`): a generator that yields
-questions, is sent the replies, and returns the result. Whoever carries it out knows connections; nothing here does.
+questions, is sent the replies, and returns the result. Its driver knows connections; nothing here does.
 """
 
 import time
@@ -28,17 +28,17 @@ from hoplite_ucx.runtime.worker.object_info import ObjectInfo, info_of
 from hoplite_ucx.runtime.worker.refs import ObjectRef
 
 _DELETED_AT_ONCE = 1000
-"""More would keep the agent from everybody else on the host for too long."""
+"""More would keep the agent busy for too long for the other processes of the host."""
 
 
 class Question(NamedTuple):
-    """What to ask, and how long the caller will wait for the answer. The request is made when it is sent, of the number
-    of the call and the time that is left."""
+    """What to ask, and how long the caller waits for the answer. The request is built when it is sent, from the number
+    of the call and the remaining time."""
 
     request: Callable[[int, float | None], wire.Request]
     timeout: float | None
     hurried: bool = False
-    """The agent is asked soon whether it is there: the caller gave it no time, only what it asks for may take some."""
+    """Ping the agent soon: the caller gave it no time; only the transfer may take some."""
 
 
 R = TypeVar("R")
@@ -46,7 +46,7 @@ Steps: TypeAlias = Generator[Question, wire.Reply, R]
 
 
 def put_small(ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool) -> Steps[None]:
-    """Of an object that goes to the agent by copy."""
+    """Put an object that goes to the agent by copy."""
     data = encoded.to_bytes()
     yield Question(
         lambda call, left: wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh), timeout
@@ -136,7 +136,7 @@ def reduce(
     everywhere: bool,
     is_near: Callable[[bytes], None],
 ) -> Steps[ObjectRef]:
-    """`is_near` hears of the target before the agent does."""
+    """`is_near` is called with the target before the agent gets the request."""
     seconds = check_timeout(timeout)
     sources = list_of_refs(refs, most=wire.MAX_REFS)
     how = operation(op)
@@ -163,7 +163,7 @@ def contributors(ref: ObjectRef, timeout: float | None) -> Steps[list[ObjectRef]
 
 
 def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None, copy: bool) -> Any:
-    """What was got, as the user is to have it."""
+    """The value that was got, in the form the user wants."""
     try:
         if copy:
             return values.decode_copy(memory, layout)
@@ -176,7 +176,7 @@ def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | Non
 
 
 def of_many(error: HopliteError, refs: Sequence[ObjectRef]) -> HopliteError:
-    """The failure of many puts: of which it is, unless it is of all."""
+    """The failure of many puts: names the put that failed, unless all did."""
     failure = error.failure
     if error.ref not in refs:
         return error
@@ -189,7 +189,7 @@ _RUN = 1024
 
 
 def runs(refs: Sequence[ObjectRef], given: Sequence[object], small_limit: int) -> Iterator[PutRun]:
-    """What is put together: some small objects, or one that is large. Each is looked at when its turn has come."""
+    """What is put together: some small objects, or one that is large. Each is examined when it is its turn."""
     run: PutRun = []
     for ref, value in zip(refs, given, strict=True):
         try:

@@ -1,4 +1,4 @@
-"""Checks of what users give to the API: refused before anything is allocated or sent, with the remedy."""
+"""Checks of the API's arguments: bad ones are refused before anything is allocated or sent, with the remedy."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from hoplite_ucx.settings.quantities import format_size, parse_size
 from hoplite_ucx.settings.reading import Argument
 
 DEFAULT_TIMEOUT = 300.0
-"""Seconds, for every call that is given none."""
+"""Seconds, for every call without a timeout."""
 
 REJOIN_SECONDS = 20.0
 """An agent that is started again is there long before, also on a busy machine."""
@@ -49,7 +49,7 @@ def optional_ref(ref: object) -> ObjectRef:
 
 
 def list_of_refs(refs: object, most: int | None = None) -> list[ObjectRef]:
-    """`most` is what one call can carry."""
+    """`most` is the number that one call can carry."""
     if isinstance(refs, ObjectRef | str | bytes) or not isinstance(refs, Sequence):
         raise invalid(f"a list of refs is needed, not a {type(refs).__name__}", "use [ref, ...]")
     if most is not None and len(refs) > most:
@@ -58,7 +58,7 @@ def list_of_refs(refs: object, most: int | None = None) -> list[ObjectRef]:
 
 
 def list_of_values(values: object) -> list[object]:
-    """What `put_many` is given; one value alone is probably a mistake."""
+    """The argument of `put_many`; one value alone is probably a mistake."""
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping | np.ndarray) or not isinstance(
         values, Iterable
     ):
@@ -76,7 +76,7 @@ def refs_for_values(refs: object, needed: int) -> list[ObjectRef]:
 
 
 def check_timeout(timeout: object) -> float | None:
-    """As a plain number: numpy's are accepted too, but cannot travel."""
+    """As a plain number: numpy's are accepted too, but cannot be sent."""
     if timeout is None or (type(timeout) is float and timeout >= 0):
         return timeout
     try:
@@ -104,7 +104,7 @@ def check_count(count: object, available: int, what: str) -> int:
 
 
 def is_whole(number: object) -> TypeGuard[int]:
-    """A whole number of Python's or numpy's, and no truth value."""
+    """A whole number of Python's or numpy's, but not a bool."""
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
@@ -118,7 +118,7 @@ def check_text(name: str, value: object, remedy: str) -> None:
 
 
 def check_token(token: object) -> bytes | None:
-    """As it is sent: what a variable of the environment could hold, too."""
+    """As it is sent: only what an environment variable could hold, too."""
     check_text("token", token, "give the cluster's secret")
     if not isinstance(token, str):
         return None
@@ -187,7 +187,7 @@ def check_outs(outs: object, needed: int) -> list[Array]:
 
 
 def check_array(shape: object, dtype: Any) -> Leaf:
-    """What `create` is asked for, as a leaf that numpy can make."""
+    """The argument of `create`, as a leaf that numpy can make."""
     extents = _extents(shape)
     try:
         leaf = Leaf(describe_dtype(np.dtype(dtype)), extents)

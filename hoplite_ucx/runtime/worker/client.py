@@ -1,11 +1,11 @@
-"""The worker's client: calls on the caller's own thread, values on mapped memory, and what is given back in the end.
+"""The worker's client: calls on the caller's own thread, values on mapped memory, and the release of that memory.
 
-Calls go to the host's agent; only a get of a single object asks the directory first, which may have it (see
-`direct_lookup`). Every thread has a connection of its own to the agent, and every event loop (see `loop_calls`). Which
-mappings are gone is said before every request (see `releases`), and by one more connection, in the background, while no
-call is made. That one hears which of this process's old mappings will not be used again; its end tells the agent that
-this process is gone. A child made by fork has none of this: its copies of the sockets are closed, and it must begin
-anew.
+Calls go to the host's agent; only a get of a single object first asks the directory, which may have it (see
+`direct_lookup`). Every thread has its own connection to the agent, and so has every event loop (see `loop_calls`).
+Every request carries the mappings that are gone (see `releases`); while no call is made, one more connection in the
+background reports them. The agent uses that connection to say which of this process's old mappings will not be used
+again; its end tells the agent that this process is gone. A child made by fork has none of this: its copies of the
+sockets are closed, and it must call `init` again.
 """
 
 import os
@@ -31,16 +31,16 @@ from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.wire.handshake import Identity
 
 GRACE = Settings().suspicion + 1.0
-"""How much later than the caller's time limit the agent's word may come: at the limit it asks the directory what it
-knows, and waits that long for the answer."""
+"""How much later than the caller's time limit the agent may answer: at the limit it asks the directory for the state
+of the object, and waits this long for the answer."""
 LONGEST_POLL = 300.0
-"""A get that asks once does not wait for a producer; what is there is fetched, within this time."""
+"""A get that asks once does not wait for a producer; an existing object is fetched within this time."""
 _DIRECTORY_SECONDS = 5.0
 _PING_SECONDS = 5.0
 _MANY_RELEASES = 64
-"""With so many, the agent is asked whether it has heard of them; fewer wait for the reply to the next call."""
+"""With this many, the agent is asked to confirm them; fewer wait for the reply to the next call."""
 AT_ONCE = 128
-"""Gets of one call that are open at the same time: so much may wait in the agent for a client that is slow to read."""
+"""Gets of one call that are open at the same time, and so may wait in the agent for a client that reads slowly."""
 
 
 R = TypeVar("R")
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 class Client:
     def __init__(self, name: str, remedy: str | None = None) -> None:
-        """The name is that of the agent's socket; the remedy is what users are told when the agent is gone."""
+        """The name is that of the agent's socket; the remedy is for the error when the agent is gone."""
         self._name = name
         self._identity = os.urandom(16)
         self._pid = os.getpid()
@@ -69,7 +69,7 @@ class Client:
         me = Identity(int.from_bytes(self._identity[:8]), b"", self.greeting.cluster.encode())
         self.reader = Reader(me, self._directory_at)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Views that outlive everything else still poke: a number that was closed could be the user's file by then.
+        # Views that outlive this object still write to it: after a close, the number could belong to the user's file.
         weakref.finalize(self, os.close, self._wake).atexit = False
         self._janitor = threading.Thread(target=self._run_janitor, name="hoplite-janitor", daemon=True)
         self._janitor.start()
@@ -80,7 +80,7 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-        with ExitStack() as steps:  # each is made, the last first, whatever interrupts another
+        with ExitStack() as steps:  # each step is done, the last first, even if another is interrupted
             steps.callback(self._mine.clear)
             steps.callback(self._background.close)
             steps.callback(self._end_connections)
@@ -93,7 +93,7 @@ class Client:
         for connection in [*connections, *self._watched.all()]:
             connection.end()
         for connection in connections:
-            if not connection.in_use:  # else whoever uses it hears of the end, and closes it
+            if not connection.in_use:  # else its user notices the end, and closes it
                 connection.close()
 
     def _end_janitor(self) -> None:
@@ -108,7 +108,7 @@ class Client:
     # --- calls -------------------------------------------------------------------------------------------------
 
     def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
-        """Returns whether the ref had an object already, which stays. A `fresh` ref was made for this put."""
+        """Returns whether the ref already had an object, which stays. A `fresh` ref was made for this put."""
         deadline = give_up_at(timeout)
         connection = self._connection(deadline)
         self.reader.is_near(ref)
@@ -129,7 +129,8 @@ class Client:
         return reply.existing
 
     def put_small(self, puts: Sequence[tuple[bytes, Encoded]], timeout: float | None, *, fresh: bool) -> None:
-        """Objects that go to the agent by copy, many at the same time. If one fails, the others may be put or not."""
+        """Put objects that go to the agent by copy, many at the same time. If one fails, any of the others may have
+        been put."""
         for ref, _ in puts:
             self.reader.is_near(ref)
         self._ask_many([partial(_small_put, ref, encoded, fresh) for ref, encoded in puts], timeout)
@@ -156,7 +157,7 @@ class Client:
         return OpenPut(self, connection, call, workspace, size, allowance, give_up)
 
     def get(self, refs: Sequence[bytes], timeout: float | None) -> list[tuple[memoryview, bytes]]:
-        """The memory and layout of every object, in order. Many are fetched at the same time, not all of very many."""
+        """The memory and layout of every object, in order. Many are fetched at the same time, within a bound."""
         if len(refs) == 1:
             return [self.get_one(refs[0], timeout)]
         once = timeout == 0
@@ -190,7 +191,7 @@ class Client:
         return memory, reply.layout
 
     def carry_out(self, steps: Steps[R]) -> R:
-        """Ask what these steps want to know, one question after the other."""
+        """Run these steps: ask their questions one after the other."""
         try:
             question = next(steps)
             while True:
@@ -205,7 +206,7 @@ class Client:
         return reply.status
 
     def is_answered(self) -> bool:
-        """Whether the agent is there. One that is stopped is a `GetTimeoutError`."""
+        """Whether the agent answers. For a stopped one it raises `GetTimeoutError`."""
         try:
             self._ask(lambda call, _: wire.Ping(call), _PING_SECONDS)
         except ClosedError:
@@ -231,7 +232,7 @@ class Client:
         return connection
 
     def connect_watched(self) -> Connection:
-        """A connection for an event loop, which alone reads, writes and closes it, and knows who waits for it."""
+        """A connection for an event loop, which alone reads, writes and closes it, and knows its waiting calls."""
         return self._connect(self._watched)
 
     def _connect(self, among: "_Alive[Connection]", deadline: float | None = None) -> Connection:
@@ -270,8 +271,8 @@ class Client:
         *,
         hurried: bool = False,
     ) -> None:
-        """Ask all of this, much of it at the same time, not all of very much. Requests are made when they are sent, of
-        the number of the call and the time that is left; `take` has the place of what was asked, and the reply."""
+        """Ask all of these, many at the same time, within a bound. Requests are built when they are sent, from the
+        number of the call and the remaining time; `take` gets the index of the question, and the reply."""
         ends = None if timeout is None else time.monotonic() + timeout
         deadline = None if ends is None else ends + GRACE
         connection = self._connection(give_up_at(0.0) if hurried else deadline)
@@ -294,7 +295,7 @@ class Client:
     def _reply(
         self, connection: Connection, calls: set[int], deadline: float | None, *, hurried: bool = False
     ) -> wire.Reply:
-        """The next reply to one of these calls. What belongs to calls that were given up is thrown away."""
+        """The next reply to one of these calls. Replies to abandoned calls are dropped."""
         while True:
             reply = connection.receive(deadline, hurried=hurried)
             number = self.number_of(connection, reply)
@@ -308,8 +309,8 @@ class Client:
                 return reply
 
     def number_of(self, connection: Connection, reply: wire.Reply) -> int | None:
-        """The call that a reply is about. It shows that the agent has heard what was said before that call's request;
-        to be asked once for every reply."""
+        """The call that a reply is about. The reply shows that the agent has read everything sent before that call's
+        request; call this once for every reply."""
         number = getattr(reply, "call", None)
         if connection.carried is not None and number is not None and number >= connection.carried[0]:
             self._releases.heard(connection.carried[1])
@@ -349,7 +350,8 @@ class Client:
         return shm.Workspace(fd, array)
 
     def open_value(self, connection: Connection, value: wire.Value) -> memoryview:
-        """The memory of what was got. To be called in the order of the replies, as their descriptors come."""
+        """The memory of an object that was got. Call it in the order of the replies, since their descriptors come in
+        that order."""
         if value.data is not None:
             return memoryview(value.data)
         forks = self._releases.forks
@@ -367,18 +369,18 @@ class Client:
             os.close(fd)
 
     def _unmapped(self) -> None:
-        """A mapping is gone, wherever its last view died: the next call tells the agent, or another thread."""
+        """A mapping is gone, wherever its last view died: the next call or another thread reports it to the agent."""
         if os.getpid() == self._pid and not self._closed:
             self._poke()
 
     def _release(self, pin: int, forks: int) -> None:
-        """The same of what was never mapped, and of drafts."""
+        """The same for memory that was never mapped, and for drafts."""
         if os.getpid() == self._pid and not self._closed:
             self._releases.add(pin, forks)
             self._poke()
 
     def with_releases(self, connection: Connection, call: int, request: wire.Request) -> bytes:
-        """A call's request as it is sent: the call may need what was released before it."""
+        """A call's request as it is sent: the call may need memory that was released before it."""
         pins = self._releases.unheard()
         if not pins:
             return wire.frame(request)
@@ -410,12 +412,12 @@ class Client:
                     for reply in self._background.read_ready() or ():
                         self._hear(reply)
         except HopliteError:
-            self.reader.close()  # the agent is gone; whoever calls next hears of it
+            self.reader.close()  # the agent is gone; the next call raises
 
     def _hear(self, reply: wire.Reply) -> None:
         if isinstance(reply, wire.Forget):
             self._mine.pop(reply.backing, None)
-        elif isinstance(reply, wire.Doubtful):  # a connection that is closed is read no more: what came of it is held
+        elif isinstance(reply, wire.Doubtful):  # a closed connection is not read any more: keep what came from it
             for pin in reply.pins:
                 if not self._releases.holds(pin):
                     self._releases.add(pin, self._releases.forks)
@@ -447,7 +449,8 @@ class Client:
 
 
 class Allowance:
-    """The time that the agent may take for all steps of one put; what its user does in between does not count."""
+    """The time that the agent may take for all steps of one put; the time that the user takes in between does not
+    count."""
 
     def __init__(self, seconds: float | None) -> None:
         self.left = seconds
@@ -464,8 +467,8 @@ class Allowance:
 
 
 class OpenPut:
-    """A put that the user fills by hand, on a connection of its own. What the agent was told of cannot be changed by
-    views that the user still has: it is made private first."""
+    """A put that the user fills by hand, on its own connection. Bytes that were reported to the agent cannot be changed
+    through views that the user still has: their pages are made private first."""
 
     def __init__(
         self,
@@ -477,7 +480,7 @@ class OpenPut:
         allowance: Allowance,
         give_up: Callable[[], None],
     ) -> None:
-        """`give_up` lets the agent know before the next call, which may need the memory."""
+        """`give_up` reports the release to the agent before the next call, which may need the memory."""
         self._client = client
         self._connection = connection
         self._call = call
@@ -493,7 +496,7 @@ class OpenPut:
         return self._allowance.left
 
     def advance(self, watermark: int) -> None:
-        """What is less than a page is told of later."""
+        """Bytes of an incomplete page are reported later."""
         final = min(self._settle(watermark), self._size)
         with self._allowance.spend() as deadline:
             self._connection.send(wire.PutProgress(self._call, final), deadline)
@@ -510,7 +513,7 @@ class OpenPut:
         return reply.existing
 
     def abort(self) -> None:
-        """Nothing was put. The memory stays for its user, but not in the store."""
+        """Nothing was put. The memory stays with its user, but not in the store."""
         self._close()
         self._give_up()
 
@@ -530,8 +533,8 @@ class OpenPut:
 
 
 class _Calls:
-    """While calls are open. If the agent refuses one, it is told to forget the others. After anything else, also what
-    a signal handler raised, nobody knows how far the conversation has come, and the connection is given up."""
+    """While calls are open. If the agent refuses one, the others are cancelled. After any other error, also one that a
+    signal handler raised, the state of the conversation is unknown, and the connection is closed."""
 
     def __init__(self, connection: Connection, calls: set[int]) -> None:
         self._connection = connection
@@ -568,7 +571,7 @@ def give_up_at(timeout: float | None) -> float | None:
 
 
 def left_until(deadline: float | None) -> float | None:
-    """Of a caller's time, what the agent may still take."""
+    """How much of a caller's time the agent may still take."""
     return None if deadline is None else max(0.0, deadline - GRACE - time.monotonic())
 
 
@@ -587,8 +590,8 @@ def _no_memory(error: OSError) -> HopliteError:
 
 
 class _Alive(Generic[T]):
-    """Those of these things that still exist. Any thread may add one while another goes through all of them, which
-    Python's own set of this kind does not allow."""
+    """Those of these objects that still exist. Any thread may add one while another iterates, which Python's own weak
+    set does not allow."""
 
     def __init__(self) -> None:
         self._by_id: weakref.WeakValueDictionary[int, T] = weakref.WeakValueDictionary()

@@ -1,9 +1,9 @@
-"""A worker's connection to its agent: blocking, for one thread at a time, and never without an end.
+"""A worker's connection to its agent: blocking, for one thread at a time, with every wait bounded.
 
-A call has a moment at which its caller gives up, whatever it waits for: to be greeted, to send, to hear the reply. An
-agent that lets it pass is late, which is a `GetTimeoutError`: it may be busy, or stopped for a while. A caller without
-such a moment hears within twice `QUIET` whether the agent still answers. One that is gone, or was asked and says
-nothing, is a `ClosedError`. The connection is of no use after any of them.
+A call has a moment at which its caller gives up, whatever it waits for: the greeting, sending, or the reply. An agent
+that misses this moment is late, which raises `GetTimeoutError`: it may be busy, or stopped for a while. A caller
+without such a moment learns within twice `QUIET` whether the agent still answers. An agent that is gone, or does not
+answer a ping, raises `ClosedError`. The connection cannot be used after any of these.
 """
 
 import os
@@ -22,14 +22,14 @@ from hoplite_ucx.transports import shm
 
 QUIET = 10.0
 HURRY = 0.75
-"""The same for a caller that asks once (`timeout=0`): an agent that answers a ping may take its time for the rest."""
+"""The same for a caller that asks once (`timeout=0`): an agent that answers a ping may take longer for the rest."""
 _LOOK_EVERY = 0.25
 _QUEUE_SECONDS = 0.25
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _FD = struct.Struct("i")
 _TIMEVAL = struct.Struct("ll")
 _ROOM_FOR_FDS = socket.CMSG_SPACE(64 * _FD.size)
-# As plain numbers: what enumerations do with every "&" takes longer than the system call.
+# As plain numbers: the "&" of enumerations takes longer than the system call.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _DONTWAIT = int(socket.MSG_DONTWAIT)
@@ -48,7 +48,7 @@ class Connection:
         deadline: float | None = None,
         remedy: str | None = None,
     ) -> None:
-        """The remedy is what users are told when the agent is gone; by default, how to start it again."""
+        """The remedy is for the error when the agent is gone; by default, how to start it again."""
         self.remedy = remedy or "check whether it was killed, and start it again"
         self._ended = False
         try:
@@ -93,7 +93,7 @@ class Connection:
         self.send_frames(wire.frame(request), deadline)
 
     def send_frames(self, unsent: bytes, deadline: float | None) -> None:
-        """All or nothing: after a part of it, whatever ends this early, nothing more can be said."""
+        """All or nothing: if it is interrupted after a part, the connection cannot be used any more."""
         try:
             while unsent := unsent[self.send_some(unsent) :]:
                 self._await_room(deadline)
@@ -102,7 +102,7 @@ class Connection:
             raise
 
     def send_some(self, data: bytes | bytearray) -> int:
-        """As much as goes at once."""
+        """Send as much as possible without waiting."""
         try:
             return self._sock.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -112,9 +112,9 @@ class Connection:
             raise self._gone(f"the agent is gone: {error}") from error
 
     def receive(self, deadline: float | None, *, asked: bool = False, hurried: bool = False) -> wire.Reply:
-        """The next reply. What has come is heard, however late, and nothing must come for two looks on end: this
-        process itself may have been stopped all the while. Who was `asked` owes an answer at once. A `hurried` caller
-        asks soon whether the agent is there."""
+        """The next reply. A reply that has arrived counts, however late. Only two checks in a row without any data
+        count as silence: this process itself may have been stopped meanwhile. An agent that was `asked` must answer at
+        once. A `hurried` caller soon pings the agent."""
         patience = HURRY if hurried else QUIET
         quiet_since = None
         pinged = time.monotonic() if asked else None
@@ -131,13 +131,13 @@ class Connection:
             elif pinged is not None and now - pinged >= patience:
                 self.close()
                 raise late() if hurried else self.silent()
-            elif pinged is None and now - quiet_since >= patience:  # only who was asked can be silent
+            elif pinged is None and now - quiet_since >= patience:  # only an agent that was asked can be silent
                 self.send(wire.Ping(PING), deadline)
                 pinged = now
         return self._replies.popleft()
 
     def read_ready(self) -> list[wire.Reply] | None:
-        """What has come by now, perhaps no whole reply; None if nothing has. It does not wait."""
+        """What has arrived by now, perhaps not a whole reply; None if nothing has. It does not wait."""
         if not self._read(_DONTWAIT):
             return None
         replies = list(self._replies)
@@ -145,7 +145,7 @@ class Connection:
         return replies
 
     def has_error(self) -> bool:
-        """It broke: there may be more to be read, but nothing will come."""
+        """It broke: there may be more to read, but nothing new will arrive."""
         return not self.broken and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
     def take_fd(self) -> int:
@@ -158,7 +158,7 @@ class Connection:
             os.close(self._fds.popleft())
 
     def end(self) -> None:
-        """The runtime is shut down. Whoever reads or watches it finds that it is over, and closes it."""
+        """The runtime is shut down. The thread that reads or watches it notices, and closes it."""
         self._ended = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -187,7 +187,7 @@ class Connection:
             raise self._gone("another user's process answers under this agent's name")
 
     def _await_room(self, deadline: float | None) -> None:
-        """Until the agent has taken some of what was sent."""
+        """Wait until the agent has read some of what was sent."""
         patience = QUIET if deadline is None else min(QUIET, max(0.0, deadline - time.monotonic()))
         room = select.poll()
         room.register(self._sock, select.POLLOUT)
@@ -196,7 +196,7 @@ class Connection:
             raise self.silent() if patience == QUIET else late()
 
     def _read(self, flags: int = 0) -> bool:
-        """Read what there is; False if nothing came for a moment."""
+        """Read what has arrived; False if nothing came for a moment."""
         try:
             data, beside, came, _ = self._sock.recvmsg(_RECEIVE, _ROOM_FOR_FDS, _CLOEXEC | flags)
         except BlockingIOError:
@@ -225,7 +225,7 @@ class Connection:
 
 
 def _dial(sock: socket.socket, name: str) -> None:
-    """Connect; an agent's queue may be full for a moment, but who took its name may never empty it."""
+    """Connect; an agent's queue may be full for a moment, but a process that took its name may never empty it."""
     deadline = time.monotonic() + _QUEUE_SECONDS
     sock.setblocking(False)
     while True:

@@ -1,4 +1,4 @@
-"""Threads for calls that may take as long as they like, and that nobody waits for when the program ends.
+"""Threads for calls of any length, which the program does not wait for when it ends.
 
 The pools of the standard library join their threads at the end of the process: one `get` without a time limit would
 keep it alive for ever.
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class DaemonPool:
-    """At most `size` threads, made when they are needed."""
+    """At most `size` threads, created when they are needed."""
 
     def __init__(self, size: int, name: str) -> None:
         self._size = size
@@ -24,7 +24,7 @@ class DaemonPool:
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """A child made by fork has none of the threads, and nobody there waits for what they were to do."""
+        """A child made by fork has none of the threads, and does not wait for their work."""
         self._work: SimpleQueue[tuple[Future[Any], list[Callable[[], Any]]]] = SimpleQueue()
         """Each function alone in a list, out of which it is taken: nobody else keeps it."""
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class DaemonPool:
 
 
 def _do(future: "Future[Any]", function: list[Callable[[], Any]]) -> None:
-    """Whoever hears that it is done may drop what the function had hold of: no thread has it any more."""
+    """When the result is set, its receiver may drop what the function referred to: the thread has dropped it before."""
     try:
         result = function.pop()()
     except BaseException as error:

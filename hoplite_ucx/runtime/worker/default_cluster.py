@@ -1,4 +1,4 @@
-"""The cluster of this process that the functions of `hoplite_ucx` use, and how one finds it, or another one."""
+"""The cluster that the functions of `hoplite_ucx` use in this process, and how to find it, or another one."""
 
 import os
 from collections.abc import Callable
@@ -17,7 +17,8 @@ from hoplite_ucx.settings.reading import CONFIG
 
 
 class _Default(Membership):
-    """Wherever it is unpickled, it is that process's own: functions of `hoplite_ucx` can be sent anywhere."""
+    """Unpickled in another process, it stands for that process's own cluster: functions of `hoplite_ucx` can be sent
+    anywhere."""
 
     def __reduce__(self) -> tuple[Callable[[], Membership], tuple[()]]:
         return _default, ()
@@ -40,17 +41,17 @@ def init(
     token_file: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> Cluster:
-    """Make this process part of a cluster, which every function of `hoplite_ucx` uses, and which is returned too.
+    """Make this process part of a cluster, which every function of `hoplite_ucx` uses, and return the cluster.
 
-    Without an address (and without `HOPLITE_ADDRESS`) a private cluster is started on loopback, which ends with this
-    process, and which the processes started from here join. `memory` limits its store, as bytes or as a text such as
+    Without an address (and without `HOPLITE_ADDRESS`) it starts a private cluster on loopback, which ends with this
+    process, and which processes started from here join. `memory` limits its store, as bytes or as a text such as
     "4GiB"; `config` is a file as in `HOPLITE_CONFIG`, its settings; `token`, or the one in `token_file`, is its secret
     instead of a random one.
 
-    With an address, the agent that runs on this host for the cluster at that address is used; `agent` names it where a
-    host runs several. The agent lets its own user in without a token; one that is given must be the cluster's.
+    With an address, it uses this host's agent of the cluster at that address; `agent` names the agent where a host runs
+    several. The agent accepts its own user without a token; if a token is given, it must be the cluster's.
 
-    Raises `InvalidRequestError` for what cannot be meant, before anything is started, and `ClosedError` if there is no
+    Raises `InvalidRequestError` for invalid arguments, before anything is started, and `ClosedError` if there is no
     such agent, or it does not answer.
     """
 
@@ -76,8 +77,8 @@ def connect(
     """Another cluster for this process, besides that of `init`, with the same calls as methods.
 
     The arguments and errors are those of `init`. Without an address (and without a `HOPLITE_ADDRESS` that was set from
-    outside) a private cluster is started; the processes started from here do not join it by themselves, but can connect
-    to its `address`.
+    outside) it starts a private cluster; processes started from here do not join it by themselves, but can connect to
+    its `address`.
     """
     other = Membership("this cluster was closed", "call hoplite.connect() again")
     other.begin(_way_to(address, memory, agent, token, token_file, config))
@@ -95,7 +96,7 @@ def is_initialized() -> bool:
 
 
 def cluster() -> Cluster:
-    """The cluster that `init` made this process part of: its address, its id, this host's agent."""
+    """The cluster that this process joined with `init`: its address, its id, this host's agent."""
     client()  # or the error that there is none
     return default
 
@@ -144,7 +145,7 @@ def _token(token: str | None, token_file: str | os.PathLike[str] | None) -> byte
 
 
 def _from_outside(name: str) -> str | None:
-    """A variable as it was before this process set it for those that it starts."""
+    """A variable's value before this process set it for its children."""
     attachment = membership.attachment
     hidden = attachment.hidden if attachment is not None else {}
     return (hidden[name] if name in hidden else os.environ.get(name)) or None

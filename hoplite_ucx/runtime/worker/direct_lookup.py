@@ -1,15 +1,15 @@
-"""The short way to small objects: a worker asks the directory itself, in a session in which it can do nothing else.
+"""The short way to small objects: a worker asks the directory itself, in a session that can do nothing else.
 
-The way through the agent crosses four processes' queues, and the queues are what a small get costs. This one is a hint
-and nothing more: `look` returns a small object, or None, and then the agent is asked, which alone decides what a user
-hears. So it may give up at any doubt, and it does: if another thread is using the session, if there is none, if the
-directory does not answer within `_PATIENCE`, after anything odd. It never connects on a caller's time; a thread of its
-own does that, at the first need and not sooner than a pause after a failure.
+The way through the agent crosses the queues of four processes, and these queues are most of the cost of a small get.
+The direct lookup is only a hint: `look` returns a small object, or None, and then the worker asks its agent, which
+alone decides what the user gets. So it may give up at any doubt, and it does: if another thread uses the session, if
+there is none, if the directory does not answer within `_PATIENCE`, after anything odd. It never connects on a caller's
+time; a separate thread does that, at the first need and not sooner than a pause after a failure.
 
 One session serves the process. `_lock` is held while a question is open, and callers do not wait for it: a thread that
-finds it taken goes through its agent. So does whoever gets what is *near*: what this process put or asked to
-be reduced, and what is large, as far as that is remembered. Who got large objects one after the other will likely get
-another, and asks no more until a small one comes: a guess that costs one small get the long way, if it is wrong.
+finds it taken asks its agent. Gets of *near* objects also go to the agent: those that this process put or asked to be
+reduced, and large ones, as far as they are remembered. After two large gets in a row, a worker asks its agent first
+until a small object comes: the next object is likely large too, and a wrong guess costs one small get the longer way.
 """
 
 import socket
@@ -30,14 +30,14 @@ from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_bl
 
 _PATIENCE = 0.25
 _LEAST = 0.001
-"""Who has less time than this asks its agent at once."""
+"""A caller with less time than this asks its agent at once."""
 _CONNECT_SECONDS = 1.0
 _PAUSE, _LONGEST_PAUSE = 1.0, 4.0
 _MOST_NEAR = 8192
 _LARGE_IN_A_ROW = 2
-"""After so many large objects the next is thought to be one."""
+"""After this many large objects the next is assumed to be large."""
 _USUAL = 64 << 10
-"""What most answers fit into."""
+"""Most answers fit into this."""
 _LENGTH = Struct("<I")
 _TIMEVAL = Struct("ll")
 
@@ -64,7 +64,8 @@ class Reader:
         return self._sock is not None
 
     def look(self, ref: bytes, timeout: float | None) -> Found | None:
-        """The object, if it is small and there; it takes no longer than the directory's answer, or a short time."""
+        """The object, if it is small and the directory has it; takes no longer than the directory's answer, or a short
+        time."""
         limit = _PATIENCE if timeout is None or timeout > _PATIENCE else timeout
         if self._large >= _LARGE_IN_A_ROW or ref in self._near or limit < _LEAST:
             return None
@@ -79,14 +80,14 @@ class Reader:
             self._lock.release()
 
     def is_near(self, ref: bytes) -> None:
-        """From now on the agent is asked for it. Without a lock: a signal handler may come in the middle and put."""
+        """From now on gets of it go to the agent. Without a lock: a signal handler may interrupt it and put."""
         self._near.add(ref)
         self._near_since.append(ref)
         if len(self._near_since) > _MOST_NEAR:
             self._near.discard(self._near_since.popleft())
 
     def agent_gave(self, ref: bytes, *, large: bool) -> None:
-        """What the agent was asked for, and whether it is more than a directory has."""
+        """What the agent returned, and whether it is larger than what a directory holds."""
         self._large = self._large + 1 if large else 0
         if large:
             self.is_near(ref)
@@ -102,7 +103,7 @@ class Reader:
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """The child lets go of its copy; its lock may be held by a thread that it does not have."""
+        """The child closes its copy; a thread that does not exist there may hold its lock."""
         self._closed = True
         self._drop()
 
@@ -117,7 +118,7 @@ class Reader:
         except (OSError, HopliteError):
             self._failed()
             return None
-        except BaseException:  # the caller is interrupted, and nobody would read the answer
+        except BaseException:  # the caller is interrupted, and would not read the answer
             self._drop()
             raise
         if (answer.version.ref if isinstance(answer, Found) else answer.ref) != ref:
@@ -176,7 +177,8 @@ class Reader:
 
 
 def _dial(directory: DirectoryAt, me: Identity) -> socket.socket | None:
-    """A proven session with the directory that the agent has joined, or a later one; None if there is to be none."""
+    """An authenticated session with the directory that the agent has joined, or a later one; None if there must be
+    none."""
     if directory.address is None:
         return None
     sock = socket.create_connection(parse_address(directory.address), timeout=_CONNECT_SECONDS)
@@ -194,7 +196,7 @@ def _dial(directory: DirectoryAt, me: Identity) -> socket.socket | None:
 
 
 def _receive_rest(sock: socket.socket, data: bytes, deadline: float) -> Answer:
-    """An answer that comes in pieces, of which the first is there."""
+    """An answer that arrives in pieces, the first of which is here."""
     while not _is_whole(data):
         piece = sock.recv(_USUAL)
         if not piece or time.monotonic() >= deadline:

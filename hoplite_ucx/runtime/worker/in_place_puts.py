@@ -19,7 +19,7 @@ from hoplite_ucx.runtime.worker.scopes import note_made
 class Draft:
     """An object being filled: write into `array`, then `seal()`.
 
-    In a `with` block it is sealed at the end, or given up if the block fails.
+    In a `with` block it is sealed at the end, or abandoned if the block fails.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Draft:
 
     @property
     def timeout(self) -> float | None:
-        """What is left for the agent's answers: `create` and all that follows have one time limit together. The time
-        in which the array is filled does not count."""
+        """What is left for the agent's answers: `create` and everything after it share one time limit. The time in
+        which the user fills the array does not count."""
         return self._timeout if self._put is None else self._put.left
 
     def advance(self, nbytes: int) -> None:
-        """Say that this many leading bytes are final: whoever waits for the object may have them already.
+        """Report that this many leading bytes are final: receivers of the object may get them already.
 
-        What is less than a page of memory is handed on with the next bytes, or at the end. What was handed on is safe
-        as after `seal`: nobody else sees what is written there later. If this fails, the draft is given up.
+        The bytes of an incomplete page are forwarded with the next ones, or at the end. Forwarded bytes are safe as
+        after `seal`: later writes to them are not visible to others. If this fails, the draft is abandoned.
         """
         given: object = nbytes
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= self.array.nbytes:
@@ -53,16 +53,16 @@ class Draft:
         if self._put is not None:
             try:
                 self._put.advance(nbytes)
-            except BaseException:  # if it was interrupted, nobody knows what the agent was told
+            except BaseException:  # if it was interrupted, it is unknown what the agent has read
                 self.abort()
                 raise
 
     def seal(self) -> ObjectRef:
-        """Every byte is there. The array is read-only from now on.
+        """Every byte is written. The array is read-only from now on.
 
-        Views of it that were made before can still be written to, but nobody else sees that: they are on pages of this
-        process alone from now on. Only a child that was forked while the draft was open still shares its memory with
-        others, and must not write to it after this.
+        Views of it that were made before can still be written to, but other processes do not see that: these pages are
+        private from now on. Only a child that was forked while the draft was open still shares the memory with others,
+        and must not write to it after this.
         """
         self._check_open()
         self._over = True
@@ -74,7 +74,7 @@ class Draft:
         return note_made(self._of, self.ref)
 
     def abort(self) -> None:
-        """Give it up: nothing was put."""
+        """Abandon it: nothing was put."""
         if not self._over:
             self._over = True
             if self._put is not None:

@@ -1,12 +1,11 @@
-"""Calls on an event loop: as many at a time as there are tasks, and no thread waits for any of them.
+"""Calls on an event loop: one for each waiting task, without a thread for any of them.
 
-A loop watches its connections to the agent. One carries up to `AT_ONCE` open calls, so that what waits in the agent for
-a loop that is slow to read stays bounded; more calls take more connections, which are closed when they are idle. A task
-that is cancelled ends its call. As with a `Connection` of a thread, every wait has an end: an agent that does not keep
-to a caller's time limit is late, for that caller alone; one that was asked and says nothing is a `ClosedError` for
-every call that is open there.
+A loop watches its connections to the agent. One carries up to `AT_ONCE` open calls, which bounds what waits in the
+agent for a loop that reads slowly; more calls use more connections, which are closed when they are idle. Cancelling a
+task ends its call. As with a `Connection` of a thread, every wait ends: an agent that misses a caller's time limit is
+late, for that caller alone; one that does not answer a ping raises `ClosedError` for every open call there.
 
-Nothing here is used by another thread than the loop's own.
+Only the loop's own thread uses this.
 """
 
 import asyncio
@@ -34,10 +33,11 @@ _threads = DaemonPool(4, "hoplite-work")
 
 
 async def in_thread(work: Callable[[], R]) -> R:
-    """For work that takes a moment, and never waits for what other calls of this program may do.
+    """For work that takes a moment, and never waits for other calls of this program.
 
-    The result is the caller's alone: a future would hand it on while its thread still has hold of it, and memory that
-    the caller drops would be free only a moment later."""
+    Only the caller gets the result: a future would pass it on while its thread still refers to it, and memory that the
+    caller drops would be freed a moment later.
+    """
     made: list[R] = []
     await asyncio.wrap_future(_threads.submit(lambda: made.append(work())))
     return made.pop()
@@ -52,7 +52,7 @@ class LoopCalls:
         self._opening: asyncio.Task[None] | None = None
 
     async def carry_out(self, steps: Steps[R]) -> R:
-        """Ask what these steps want to know, one question after the other."""
+        """Run these steps: ask their questions one after the other."""
         try:
             question = next(steps)
             while True:
@@ -72,7 +72,7 @@ class LoopCalls:
         return memory, reply.layout
 
     async def get(self, refs: Sequence[bytes], timeout: float | None) -> list[Got]:
-        """In order. Many are fetched at the same time, not all of very many; if one fails, the others are given up."""
+        """In order. Many are fetched at the same time, within a bound; if one fails, the others are cancelled."""
         once = timeout == 0
         found: dict[int, Got] = {}
 
@@ -83,7 +83,8 @@ class LoopCalls:
         return [found[place] for place in range(len(refs))]
 
     async def put_small(self, puts: PutRun, timeout: float | None, *, fresh: bool) -> None:
-        """Objects that go to the agent by copy, many at the same time. If one fails, the others may be put or not."""
+        """Put objects that go to the agent by copy, many at the same time. If one fails, any of the others may have
+        been put."""
 
         async def put(place: int, left: float | None) -> None:
             ref, encoded = puts[place]
@@ -118,7 +119,8 @@ class LoopCalls:
             raise error.failure.exception() from None
 
     async def _open(self) -> None:
-        """For everybody who waits for room: an agent that does not answer keeps all of them no longer than one."""
+        """Open a connection for all callers that wait for one: an agent that does not answer delays them all only
+        once."""
         try:
             connection = await in_thread(self.client.connect_watched)
             self._sessions.add(_Session(self.client, connection, self._idle))
@@ -138,7 +140,7 @@ class LoopCalls:
 async def _many_at_once(
     work: Callable[[int, float | None], Coroutine[Any, Any, None]], count: int, timeout: float | None
 ) -> None:
-    """Each has its place, and the time that is left when it begins. If one fails, the others are given up."""
+    """Each has its place, and the time that is left when it starts. If one fails, the others are cancelled."""
     ends = None if timeout is None else time.monotonic() + timeout
     places = iter(range(count))
 
@@ -208,8 +210,8 @@ class _Session:
         return answer.result()
 
     def _be_patient(self, patience: float) -> None:
-        """Nothing has come for a while: ask whether the agent is there. Only who was asked can be silent: for a caller
-        in a hurry it is late, and for everybody in the end."""
+        """Nothing has arrived for a while: ping the agent. Only an agent that was asked can be silent: for a caller in
+        a hurry it is late, and in the end for all."""
         now = time.monotonic()
         if self._pinged is not None and now - self._pinged >= QUIET:
             self._fail(self.connection.silent())
@@ -220,7 +222,7 @@ class _Session:
             self._send(wire.frame(wire.Ping(PING)))
 
     def _fail(self, error: HopliteError) -> None:
-        """Every call that is open ends."""
+        """Every open call ends."""
         self.close()
         for answer in self._calls.values():
             if not answer.done():
@@ -237,7 +239,7 @@ class _Session:
             asyncio.get_running_loop().remove_writer(self._fd)
 
     def _flushed(self) -> bool:
-        """Whether nothing is left to be sent."""
+        """Whether nothing is left to send."""
         try:
             while self._unsent and (sent := self.connection.send_some(self._unsent)):
                 del self._unsent[:sent]
@@ -247,14 +249,14 @@ class _Session:
         return not self._unsent
 
     def _readable(self) -> None:
-        """Of a connection that broke uvloop tells only once: it is read to the end."""
+        """uvloop reports a broken connection only once, so it is read to the end."""
         self._read()
         if self.connection.has_error():
             while self._read():
                 pass
 
     def _read(self) -> bool:
-        """Whether something had come; there may be more."""
+        """Whether something had arrived; there may be more."""
         try:
             replies = self.connection.read_ready()
         except HopliteError as error:
@@ -287,7 +289,7 @@ class _Session:
 
 
 def _until(deadline: float, patience: float = inf) -> float:
-    """How long to wait before the next look at an agent that has said nothing."""
+    """How long to wait before checking a silent agent again."""
     return max(0.0, min(QUIET, patience, deadline - time.monotonic()))
 
 
@@ -295,7 +297,7 @@ _of_loops: dict[tuple[asyncio.AbstractEventLoop, Client], LoopCalls] = {}
 
 
 def of_this_loop(client: Client) -> LoopCalls:
-    """The calls of the running loop with this client. What loops and clients that have ended left behind is dropped."""
+    """The calls of the running loop with this client. Leftovers of ended loops and clients are dropped."""
     for loop, other in [key for key in list(_of_loops) if key[0].is_closed() or key[1].closed]:
         left = _of_loops.pop((loop, other), None)
         if left is not None and loop.is_closed():  # else the loop itself sees its connections end

@@ -1,4 +1,4 @@
-"""Belonging to a cluster, from joining it to leaving it, in one process: a forked child must begin anew."""
+"""Belonging to a cluster, from joining it to leaving it, in one process: a forked child must join again."""
 
 import atexit
 import os
@@ -18,7 +18,7 @@ class Membership:
     """At most one attachment at a time."""
 
     def __init__(self, absent: str, remedy: str) -> None:
-        """What users are told when there is no attachment."""
+        """The error text and remedy when there is no attachment."""
         self._absent = absent
         self._remedy = remedy
         self._lock = threading.RLock()  # a signal handler may end it while it begins or ends
@@ -48,7 +48,7 @@ class Membership:
                 attachment.close()
 
     def renew(self, seconds: float, agent: str | None) -> None:
-        """Go on with another agent of the cluster, if the one that was used is gone."""
+        """Continue with another agent of the cluster, if the current one is gone."""
         old = self.attachment
         client = self.client  # or the error that there is none
         if old is None or client.is_answered():
@@ -60,7 +60,7 @@ class Membership:
         with self._lock:
             if self._attachment is old:
                 self._attachment, new = new, old
-        new.close()  # which is the old one, unless somebody else was first
+        new.close()  # which is the old one, unless another thread was first
 
     @property
     def attachment(self) -> Attachment | None:
@@ -86,7 +86,7 @@ class Membership:
 
 _memberships: "weakref.WeakSet[Membership]" = weakref.WeakSet()
 _open: set[Membership] = set()
-"""They stay open until they are ended, also if nobody refers to them any more."""
+"""They stay open until they are ended, even without any other reference."""
 
 
 def _after_fork_in_child() -> None:
@@ -97,7 +97,7 @@ def _after_fork_in_child() -> None:
 
 @atexit.register
 def _end_all() -> None:
-    """The threads that are left are daemons, which end wherever they are: that their calls end now is not printed."""
+    """The remaining threads are daemons, which end wherever they are: errors of their calls are not printed."""
     threading.excepthook = partial(_report_unless_closed, threading.excepthook)
     for membership in list(_open):
         membership.end()

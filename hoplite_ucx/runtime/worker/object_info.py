@@ -17,7 +17,7 @@ class ObjectInfo:
 
     ref: ObjectRef
     state: ObjectState
-    """"ready"; "coming", while it is put or reduced; "unknown", if nobody has put it or it was lost; "deleted"; or
+    """"ready"; "coming", while it is put or reduced; "unknown", if it was never put or was lost; "deleted"; or
     "failed", for a reduction that cannot be carried out."""
     size: int | None = None
     """In bytes; None while that is not known."""
@@ -35,7 +35,7 @@ class ObjectInfo:
 
     @property
     def exists(self) -> bool:
-        """Whether a get has not to wait for somebody to put it."""
+        """Whether a get need not wait for a put of it."""
         return self.state in (ObjectState.READY, ObjectState.COMING)
 
 

@@ -1,4 +1,4 @@
-"""Where refs come from: chance, or a name."""
+"""How refs are made: at random, or from a name."""
 
 import hashlib
 import os
@@ -13,15 +13,16 @@ _NAMED = b"hoplite name"
 
 
 def new_ref() -> ObjectRef:
-    """A name for an object that does not exist yet: `put(value, ref=...)` fulfils it, and gets of it wait for that."""
+    """A name for an object that does not exist yet: `put(value, ref=...)` creates the object, and gets of the ref wait
+    for that."""
     return ObjectRef(os.urandom(REF_BYTES))
 
 
 def ref_for(name: str) -> ObjectRef:
-    """The ref of a named object: everybody who gives the same name has the same ref, in every process and cluster.
+    """The ref of a named object: the same name gives the same ref, in every process and cluster.
 
-    A name is any text, of any length, and `ref_for("run 7/weights")` shows how to keep those of several programs
-    apart. What is put first under a name stays, until it is deleted; then the name is refused for a while. Raises
+    A name is any text, of any length; a prefix as in `ref_for("run 7/weights")` keeps the names of several programs
+    apart. The first object put under a name stays until it is deleted; then the name is refused for a while. Raises
     `InvalidRequestError` if the name is not a text.
     """
     given: object = name

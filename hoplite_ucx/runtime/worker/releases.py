@@ -1,13 +1,12 @@
-"""Which mappings and drafts of this process are gone, until the agent is known to have heard of it.
+"""Which mappings and drafts of this process are gone, until the agent is known to have read it.
 
-A call may need the memory that its caller let go of just before. So a request travels behind every release that the
-agent may not have heard of, on the request's own connection: what another connection carries may be read later. A
-reply shows that all that was sent before its request was heard. To say it twice does no harm, since every pin has a
-number of its own.
+A call may need memory that its caller released just before. So a request carries every release that the agent may not
+have read yet, on the request's own connection: another connection may be read later. A reply shows that the agent has
+read everything sent before its request. Repeating a release is harmless, since every pin has its own number.
 
 Nothing here takes a lock. Arrays die on any thread, also within these very lines, in a finalizer or a signal handler;
-so what is shared is changed and copied in single steps. That a mapping died is noted without any code of Python's: a
-ctrl-C could end that code, and nobody would ever know.
+so shared state is changed and copied in single steps. The death of a mapping is recorded without running Python code: a
+ctrl-C could end that code, and the release would be lost.
 """
 
 import weakref
@@ -54,19 +53,19 @@ class Releases:
         return pin in self._held
 
     def unheard(self) -> Mapping[int, int]:
-        """All that the agent may not have heard of."""
+        """All releases that the agent may not have read."""
         if self._gone:
             self._add_gone()
         return self._unheard.copy() if self._unheard else _NOTHING
 
     def untold(self) -> Mapping[int, int]:
-        """Of those, what was not yet among the result. Only the background's thread asks this."""
+        """Of those, the ones not returned before. Only the background's thread asks this."""
         unheard, told = self.unheard(), self._told
         self._told = unheard
         return {pin: forks for pin, forks in unheard.items() if pin not in told}
 
     def _add_gone(self) -> None:
-        """Another thread may do the same, and either may be interrupted: each is forgotten only after it is added."""
+        """Another thread may do the same, and either may be interrupted: each is removed only after it is added."""
         for hold in list(self._gone):
             self.add(hold.pin, hold.forks)
             self._held.pop(hold.pin, None)

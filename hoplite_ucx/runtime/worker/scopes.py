@@ -1,4 +1,4 @@
-"""Scopes: what is made inside one is deleted when it ends."""
+"""Scopes: objects made inside one are deleted when it ends."""
 
 import contextlib
 import contextvars
@@ -11,7 +11,7 @@ from hoplite_ucx.runtime.worker.refs import ObjectRef
 
 DELETE_SECONDS = 300.0
 UNDO_SECONDS = 5.0
-"""For what a call that failed has made: its caller waits for the error."""
+"""For deleting what a failed call has made: its caller waits for the error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +19,7 @@ class _Scope:
     of: Membership
     made: list[ObjectRef]
     is_over: bool = False
-    """Tasks that it began and outlive it still find it."""
+    """Tasks that were started in it and outlive it still find it."""
 
 
 _scopes: contextvars.ContextVar[tuple[_Scope, ...]] = contextvars.ContextVar("hoplite_scopes", default=())
@@ -28,7 +28,7 @@ _scopes: contextvars.ContextVar[tuple[_Scope, ...]] = contextvars.ContextVar("ho
 
 @contextlib.contextmanager
 def collect(of: Membership, made: list[ObjectRef]) -> Iterator[None]:
-    """Every ref that is made inside, in this cluster, is noted."""
+    """Record every ref that is made inside, in this cluster."""
     scope = _Scope(of, made)
     mark = _scopes.set((*_scopes.get(), scope))
     try:
@@ -41,7 +41,7 @@ def collect(of: Membership, made: list[ObjectRef]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failing_too(error: BaseException) -> Iterator[None]:
-    """The user's own error is what counts: if the deletion fails as well, a note says so."""
+    """The user's own error counts: if the deletion fails as well, a note says so."""
     try:
         yield
     except HopliteError as failed:
