@@ -21,12 +21,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.transports.wire.handshake import Peer
 
 __all__ = [
     "CLOSE_SECONDS",
     "MAX_GRANULE",
+    "Bytes",
     "Fault",
+    "HostSink",
+    "HostSource",
     "LinkStatus",
     "Priority",
     "Side",
@@ -83,14 +87,23 @@ class Priority(enum.IntEnum):
     OWN = 1
 
 
+Bytes: TypeAlias = memoryview | Window
+"""A piece of memory: the host's, or a device's."""
+
+
 class Source(Protocol):
     """Memory that a stream reads: everything below the watermark is final."""
+
+    @property
+    def device(self) -> int | None:
+        """The CUDA device whose memory it is, or None for the host's. It never changes. Windows are of that memory."""
+        ...
 
     def watermark(self) -> int:
         """How many leading bytes are final. It never falls."""
         ...
 
-    def window(self, offset: int, length: int) -> memoryview:
+    def window(self, offset: int, length: int) -> Bytes:
         """The bytes from `offset` on: at least one and at most `length` of them, all below the watermark."""
         ...
 
@@ -109,7 +122,12 @@ class Sink(Protocol):
     What has arrived need not be final: a sink may combine it first. The stream's position is the sink's watermark.
     """
 
-    def window(self, offset: int, length: int) -> memoryview:
+    @property
+    def device(self) -> int | None:
+        """The CUDA device whose memory it is, or None for the host's. It never changes. Windows are of that memory."""
+        ...
+
+    def window(self, offset: int, length: int) -> Bytes:
         """Writable memory for the bytes from `offset` on: at least one and at most `length` bytes, below `limit()`.
 
         Several windows may be given out, one behind the other. Bytes may be written to each, in any order, until
@@ -142,6 +160,18 @@ class Sink(Protocol):
         Called once. Except for `watermark` and `limit`, no other method runs at the same time or is called later.
         """
         ...
+
+
+class HostSource(Source, Protocol):
+    """A source in memory of the host, for links that know no other."""
+
+    def window(self, offset: int, length: int) -> memoryview: ...
+
+
+class HostSink(Sink, Protocol):
+    """A sink in memory of the host, for links that know no other."""
+
+    def window(self, offset: int, length: int) -> memoryview: ...
 
 
 @dataclass(frozen=True, slots=True)

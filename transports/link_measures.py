@@ -86,6 +86,7 @@ class Timed:
         self._asked = clock()
         self._first = self._last = 0.0
         self._offset = self._start = self._end = offset
+        self.device = sink.device
         self.window = sink.window
         self.watermark = sink.watermark
         self.limit = sink.limit

@@ -9,6 +9,8 @@ __all__ = ["Memory", "MemorySink"]
 class Memory:
     """A `Source`. One thread at a time writes and raises the watermark; readers get a callback after each rise."""
 
+    device: int | None = None
+
     def __init__(self, buffer: bytearray | memoryview, watermark: int = 0) -> None:
         self.view = memoryview(buffer).cast("B")
         self._watermark = watermark
@@ -38,6 +40,8 @@ class Memory:
 
 class MemorySink:
     """A `Sink` that takes everything at once, where every byte is final on arrival."""
+
+    device: int | None = None
 
     def __init__(self, memory: Memory, size: int) -> None:
         self._memory = memory

@@ -23,6 +23,7 @@ from hoplite_ucx.transports.configuration import Configuration, ConfigurationErr
 from hoplite_ucx.transports.detection import Machine, UcxBuild, rdma_devices, ucx_build
 from hoplite_ucx.transports.errors import HandshakeError
 from hoplite_ucx.transports.interface import (
+    Bytes,
     Fault,
     LinkLost,
     LinkStatus,
@@ -257,6 +258,7 @@ class _Kept:
     """A sink that may outlive its first transport: its owner ends it, not the transport."""
 
     def __init__(self, sink: Sink) -> None:
+        self.device = sink.device
         self.window = sink.window
         self.arrived = sink.arrived
         self.watermark = sink.watermark
@@ -324,12 +326,13 @@ class _Watched:
     def __init__(self, offer: _Offer, transport: Transport) -> None:
         self._offer = offer
         self._transport = transport
+        self.device = offer.source.device
         self._window = offer.source.window
         self.watermark = offer.source.watermark
         self.subscribe = offer.source.subscribe
         self.unsubscribe = offer.source.unsubscribe
 
-    def window(self, offset: int, length: int) -> memoryview:
+    def window(self, offset: int, length: int) -> Bytes:
         self._offer.take(self._transport)
         return self._window(offset, length)
 

@@ -31,6 +31,8 @@ _KEY = (1, 1)
 class Cycling:
     """Source and sink of any size on a small buffer."""
 
+    device: int | None = None
+
     def __init__(self, size: int, watermark: int = 0, view: memoryview | None = None) -> None:
         self._view = memoryview(bytearray(BUFFER)) if view is None else view
         self._size = size
@@ -67,6 +69,8 @@ class Cycling:
 
 class Relayed:
     """What arrives in a sink, as the source of the next stream."""
+
+    device: int | None = None
 
     def __init__(self, sink: Cycling) -> None:
         self._sink = sink

@@ -103,7 +103,10 @@ def test_a_link_is_opened_ahead_over_the_transport_that_a_stream_would_get() -> 
         a.transport.prepare(b.node, b.address)
         b.transport.prepare(a.node, a.address)
         for end, peer, transport in ((a, b, "ucx"), (b, a, "tcp")):
-            wait_until(lambda end=end: any(link.connected for link in end.transport.links()), "the link is there")
+            wait_until(
+                lambda end=end: any(link.connected and link.side is Side.RECEIVING for link in end.transport.links()),
+                "the link is there",
+            )
             (link,) = [link for link in end.transport.links() if link.side is Side.RECEIVING]
             assert (link.peer, link.transport, link.bytes) == (peer.node, transport, 0)
         transfer(b, a, 1)

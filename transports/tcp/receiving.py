@@ -29,10 +29,10 @@ from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, Vi
 from hoplite_ucx.transports.interface import (
     MAX_GRANULE,
     Fault,
+    HostSink,
     LinkStatus,
     ReceiveClosed,
     Side,
-    Sink,
     Stream,
     StreamKey,
 )
@@ -69,7 +69,7 @@ class Incoming:
         "size",
     )
 
-    def __init__(self, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
+    def __init__(self, stream: Stream, sink: HostSink, on_closed: ReceiveClosed) -> None:
         self.key = stream.key
         self.sink = sink
         self.received = stream.offset

@@ -31,7 +31,7 @@ from functools import partial
 from operator import attrgetter
 
 from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, connection_broke
-from hoplite_ucx.transports.interface import LinkStatus, Priority, ServeClosed, Side, Source, Stream, StreamKey
+from hoplite_ucx.transports.interface import HostSource, LinkStatus, Priority, ServeClosed, Side, Stream, StreamKey
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 
 __all__ = ["Outgoing", "SendingLink", "may_send"]
@@ -69,6 +69,7 @@ class Outgoing:
     """One stream, as its sender sees it."""
 
     __slots__ = (
+        "begin",
         "channel",
         "granule",
         "key",
@@ -86,7 +87,16 @@ class Outgoing:
         "source",
     )
 
-    def __init__(self, stream: Stream, source: Source, on_closed: ServeClosed, priority: Priority, rank: int) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        source: HostSource,
+        on_closed: ServeClosed,
+        priority: Priority,
+        rank: int,
+        begin: Callable[[], None] = _ignore,
+    ) -> None:
+        """`begin` is called when the receiver has asked for the stream."""
         self.key = stream.key
         self.source = source
         self.position = stream.offset
@@ -96,6 +106,7 @@ class Outgoing:
         self.priority = priority
         self.rank = rank
         self.on_closed = on_closed
+        self.begin = begin
         self.channel = 0  # none yet
         self.limit = 0
         self.queued = False
@@ -197,6 +208,8 @@ class SendingLink:
 
     def _enqueue_if_sendable(self, outgoing: Outgoing) -> None:
         """Put it in the queue if there is something to send; otherwise a rise of its source or a credit does."""
+        if outgoing.channel:
+            outgoing.begin()
         try:
             ready = self._sendable(outgoing) > 0
         except Exception:  # the link's thread gets it too, and handles it

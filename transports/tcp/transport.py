@@ -7,9 +7,13 @@ to `adopt`. Between two nodes there are at most two links, one each way, with on
 import socket
 import time
 from contextlib import suppress
+from functools import partial
+from typing import cast
 
 from hoplite_ucx.transports.interface import (
     Fault,
+    HostSink,
+    HostSource,
     LinkLost,
     LinkStatus,
     Priority,
@@ -23,6 +27,7 @@ from hoplite_ucx.transports.interface import (
     Transport,
 )
 from hoplite_ucx.transports.link_table import LinkTables
+from hoplite_ucx.transports.staging import StagedSink, StagedSource, stager
 from hoplite_ucx.transports.tcp.receiving import Incoming, ReceivingLink
 from hoplite_ucx.transports.tcp.sending import Outgoing, SendingLink
 from hoplite_ucx.transports.wire.addresses import parse_address
@@ -55,8 +60,8 @@ class TcpTransport(Transport):
 
     def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
         parse_address(address)
-        incoming = Incoming(stream, sink, on_closed)
-        sink.subscribe(incoming.grown)
+        incoming = self._incoming(stream, sink, on_closed)
+        incoming.sink.subscribe(incoming.grown)
         while stream.offset < stream.size:
             with self._links.lock:
                 if self._closed:
@@ -91,7 +96,7 @@ class TcpTransport(Transport):
         priority: Priority,
         rank: int = 0,
     ) -> None:
-        outgoing = Outgoing(stream, source, on_closed, priority, rank)
+        outgoing = self._outgoing(stream, source, on_closed, priority, rank)
         while stream.offset < stream.size:
             with self._links.lock:
                 if self._closed:
@@ -103,7 +108,23 @@ class TcpTransport(Transport):
             if link.serve(outgoing):
                 return
             self._links.sending_ended(link)
-        on_closed()
+        outgoing.on_closed()
+
+    def _incoming(self, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> Incoming:
+        """The stream, with memory of a device staged: sockets know only the host's."""
+        if sink.device is None:
+            return Incoming(stream, cast(HostSink, sink), on_closed)
+        failed = partial(self.cancel_receive, stream.key)
+        staged = StagedSink(sink, stream.offset, stream.size, on_closed, failed, stager())
+        return Incoming(stream, staged, staged.closed)
+
+    def _outgoing(
+        self, stream: Stream, source: Source, on_closed: ServeClosed, priority: Priority, rank: int
+    ) -> Outgoing:
+        if source.device is None:
+            return Outgoing(stream, cast(HostSource, source), on_closed, priority, rank)
+        staged = StagedSource(source, stream.offset, on_closed, partial(self.cancel_serve, stream.key), stager())
+        return Outgoing(stream, staged, staged.close, priority, rank, staged.begin)
 
     def cancel_serve(self, key: StreamKey) -> None:
         for link in list(self._links.sending.values()):

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from hoplite_ucx.gpu import driver as cuda
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.settings import UcxSettings
@@ -68,6 +69,8 @@ class Engine:
     def __init__(self, settings: UcxSettings, name: str) -> None:
         self.settings = settings
         self.library = library.load()
+        self.takes_devices = False
+        """Whether UCX moves memory of devices by itself here; known when the engine has started."""
         self.active: set[Active] = set()
         self.unflushed: set[Callable[[], None]] = set()
         self.ended = threading.Event()
@@ -220,8 +223,11 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            self._context = self.library.context(self.settings.for_ucx())
-            if all(lane.transport == "self" for lane in self.library.resources(self._context)):
+            has_devices = cuda.unavailable() is None
+            self._context = self.library.context(self.settings.for_ucx(devices=has_devices))
+            found = {lane.transport for lane in self.library.resources(self._context)}
+            self.takes_devices = has_devices and "cuda_copy" in found
+            if all(name == "self" or name.startswith("cuda") for name in found):
                 raise LookupError(f"UCX has none of {', '.join(self.settings.tls)} on these devices")
             self._spares.append(self._new_worker())  # whether it works is known before the first link
         except Exception as error:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError, connection_broke
+from hoplite_ucx.transports.interface import Bytes
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection
@@ -153,5 +154,5 @@ class Link(ABC):
         """Close those streams of the broken link that have no requests; `advance` closes the others."""
 
     @abstractmethod
-    def forget_requests(self) -> list[memoryview]:
+    def forget_requests(self) -> list[Bytes]:
         """The worker is about to end, and everything with it. Returns their memory, to be kept until then."""

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hoplite_ucx.transports.errors import ConnectionLostError
-from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, LinkStatus, ReceiveClosed, Side, Sink, Stream
+from hoplite_ucx.transports.interface import MAX_GRANULE, Bytes, Fault, LinkStatus, ReceiveClosed, Side, Sink, Stream
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
@@ -53,7 +53,7 @@ class Pull:
     """A posted receive. UCX does not keep the memory: this does."""
 
     request: library.Request
-    window: memoryview
+    window: Bytes
     end: int
     number: int
     void: bool = False
@@ -244,7 +244,7 @@ class ReceivingLink(Link):
                 break
             self._pull(incoming, incoming.sink.window(begin, min(end, limit) - begin))
 
-    def _pull(self, incoming: Incoming, window: memoryview) -> None:
+    def _pull(self, incoming: Incoming, window: Bytes) -> None:
         assert self.connection is not None
         begin = incoming.requested
         incoming.requested += window.nbytes
@@ -253,7 +253,7 @@ class ReceivingLink(Link):
         self.connection.put(Record.PULL, incoming.channel, pull.number, begin, window.nbytes)
         self.flush_soon()
 
-    def _post(self, window: memoryview, end: int) -> Pull:
+    def _post(self, window: Bytes, end: int) -> Pull:
         number = self._number
         self._number += 1
         self.engine.active.add(self)
@@ -381,7 +381,7 @@ class ReceivingLink(Link):
             # What had begun is completed by the closed endpoint in the next round; the rest is told apart by that.
             self.engine.call(lambda: self.engine.call(self._settle_all))
 
-    def forget_requests(self) -> list[memoryview]:
+    def forget_requests(self) -> list[Bytes]:
         memory = [pull.window for incoming in self.streams.values() for pull in incoming.pulls]
         for incoming in self.streams.values():
             incoming.pulls.clear()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError
 from hoplite_ucx.transports.interface import (
     MAX_GRANULE,
+    Bytes,
     LinkStatus,
     Priority,
     ServeClosed,
@@ -65,7 +66,7 @@ class Send:
     """A message in progress. UCX does not keep the memory alive: this does."""
 
     request: library.Request
-    window: memoryview
+    window: Bytes
 
     @property
     def length(self) -> int:
@@ -401,7 +402,7 @@ class SendingLink(Link):
         else:
             self.engine.active.add(self)
 
-    def forget_requests(self) -> list[memoryview]:
+    def forget_requests(self) -> list[Bytes]:
         memory = [send.window for outgoing in self.streams.values() for send in outgoing.sends]
         for outgoing in self.streams.values():
             outgoing.sends.clear()
@@ -409,12 +410,14 @@ class SendingLink(Link):
         return memory
 
 
-def _writable(source: Source, offset: int, length: int) -> memoryview:
+def _writable(source: Source, offset: int, length: int) -> Bytes:
     """The bytes in one piece of memory that may be written."""
     window = source.window(offset, length)
     if window.nbytes == length and not window.readonly:
         return window
-    copied = bytearray(window)
+    copied = bytearray()
     while len(copied) < length:
-        copied += source.window(offset + len(copied), length - len(copied))
+        window = source.window(offset + len(copied), length - len(copied))
+        assert isinstance(window, memoryview), "memory of a device is writable, and lies in one piece"
+        copied += window
     return memoryview(copied)

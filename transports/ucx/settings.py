@@ -74,8 +74,11 @@ class UcxSettings:
         ),
     ] = ()
 
-    def for_ucx(self) -> dict[str, str]:
-        """`self` is what a worker reaches itself with. Rails: ucxx sets them to one by default.
+    def for_ucx(self, *, devices: bool = False) -> dict[str, str]:
+        """`devices` adds what moves memory of GPUs, where this machine has some: each end for itself. Over TCP alone
+        the older protocols are used (below), which do not know it.
+
+        `self` is what a worker reaches itself with. Rails: ucxx sets them to one by default.
 
         Over its TCP, large messages are put straight into the memory of the receive: its own choice copies them out of
         its segments, and was a fifth slower. What fits into a segment is sent at once, without asking first. The older
@@ -84,8 +87,9 @@ class UcxSettings:
         """
         over_tcp = {"RNDV_SCHEME": "put_zcopy", "RNDV_THRESH": str(self.segment), "PROTO_ENABLE": "n"}
         scheme = over_tcp if set(self.tls) == {"tcp"} else {}
+        added = ("self", *(("cuda",) if devices and not scheme else ()))
         return {
-            "TLS": ",".join((*self.tls, *(() if "self" in self.tls else ("self",)))),
+            "TLS": ",".join(dict.fromkeys((*self.tls, *added))),
             "TCP_TX_SEG_SIZE": str(self.segment),
             "TCP_RX_SEG_SIZE": str(self.segment),
             "MM_ERROR_HANDLING": "y",
@@ -98,11 +102,15 @@ class UcxSettings:
     @property
     def private_workers(self) -> bool:
         """Whether each link needs a worker of its own: see `engine`."""
-        return not RDMA.issuperset(self.tls)
+        return not RDMA.issuperset(self._between_hosts())
 
     def agreed(self) -> dict[str, Any]:
         """What must be the same on both sides."""
-        return {"tls": sorted(self.tls), "segment": self.segment, "options": dict(self.options)}
+        return {"tls": sorted(self._between_hosts()), "segment": self.segment, "options": dict(self.options)}
+
+    def _between_hosts(self) -> list[str]:
+        """Without what moves memory of devices within a host."""
+        return [name for name in self.tls if not name.startswith("cuda")]
 
     def digest(self) -> bytes:
         """Names what must be agreed on, for the handshake."""

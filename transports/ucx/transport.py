@@ -28,6 +28,7 @@ from hoplite_ucx.transports.interface import (
     Transport,
 )
 from hoplite_ucx.transports.link_table import LinkTables
+from hoplite_ucx.transports.staging import CopiedSource, StagedSink, stager
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection
 from hoplite_ucx.transports.ucx.receiving import Incoming, ReceivingLink
@@ -81,8 +82,12 @@ class UcxTransport(Transport):
 
     def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
         parse_address(address)
-        incoming = Incoming(stream, sink, on_closed)
         engine = self._engine_for(sender, Side.RECEIVING) if stream.offset < stream.size else None
+        if sink.device is not None and engine is not None and not engine.takes_devices:
+            failed = partial(self.cancel_receive, stream.key)
+            staged = StagedSink(sink, stream.offset, stream.size, on_closed, failed, stager())
+            sink, on_closed = staged, staged.closed
+        incoming = Incoming(stream, sink, on_closed)
         with self._lock:
             if stream.key in self._incoming:
                 raise ValueError(f"stream {stream.key} is already being received")
@@ -122,8 +127,10 @@ class UcxTransport(Transport):
         priority: Priority,
         rank: int = 0,  # noqa: ARG002  # streams of one priority go in turns here
     ) -> None:
-        outgoing = Outgoing(receiver, stream, source, on_closed, priority)
         engine = self._engine_for(receiver, Side.SENDING) if stream.offset < stream.size else None
+        if source.device is not None and engine is not None and not engine.takes_devices:
+            source = CopiedSource(source)
+        outgoing = Outgoing(receiver, stream, source, on_closed, priority)
         with self._lock:
             if stream.key in self._outgoing:
                 raise ValueError(f"stream {stream.key} is already being served")

@@ -10,6 +10,9 @@ import logging
 import os
 from typing import Any, Protocol
 
+from hoplite_ucx.gpu import driver as cuda
+from hoplite_ucx.gpu.segments import Window
+from hoplite_ucx.transports.interface import Bytes
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.settings import RECORDS, Greeting, UcxSettings
 
@@ -25,7 +28,7 @@ class User(Protocol):
 
     def break_off(self, error: Exception | None) -> None: ...
 
-    def forget_requests(self) -> list[memoryview]:
+    def forget_requests(self) -> list[Bytes]:
         """The worker is about to end, and everything with it. Returns their memory, to be kept until then."""
         ...
 
@@ -87,12 +90,14 @@ class Worker:
         except self._library.error as error:
             _log.info("an endpoint was closed with %s", error)
 
-    def receive(self, window: memoryview, tag: int) -> library.Request:
+    def receive(self, window: Bytes, tag: int) -> library.Request:
         self.awake = True
+        _enter(window)
         return self._worker.tag_recv(self._library.array(window), self._library.tag(tag), self._library.whole_tag)
 
-    def send(self, endpoint: library.Endpoint, window: memoryview, tag: int) -> library.Request:
+    def send(self, endpoint: library.Endpoint, window: Bytes, tag: int) -> library.Request:
         self.awake = True
+        _enter(window)
         return endpoint.tag_send(self._library.array(window), self._library.tag(tag))
 
     def settle(self, tag: int) -> None:
@@ -108,3 +113,9 @@ class Worker:
             self._worker.progress()
         self._settling.clear()
         self._myself = self._worker = None
+
+
+def _enter(window: Bytes) -> None:
+    """UCX copies memory of a device in the context of whoever gives it out."""
+    if isinstance(window, Window):
+        cuda.load().enter(window.device)

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hoplite_ucx.gpu.copies import copy
 from hoplite_ucx.transports.interface import Sink, Source, StreamKey
 
 _STEP = 1 << 20
@@ -80,7 +81,7 @@ class LocalStreams:
                 break
             piece = source.window(receiving.position, min(there, _STEP))
             place = sink.window(receiving.position, len(piece))
-            place[:] = piece[: len(place)]
+            copy(place, piece)
             receiving.position += len(place)
             sink.arrived(receiving.position)
         else:

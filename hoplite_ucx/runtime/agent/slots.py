@@ -295,6 +295,8 @@ class Slot:
 class PartSink:
     """The sink of one stream into one part."""
 
+    device: int | None = None
+
     def __init__(self, slot: Slot, part: Part) -> None:
         self._slot = slot
         self._part = part

@@ -45,6 +45,8 @@ class Backing:
 class Segment:
     """The bytes of one holding. Everything below the watermark is final; listeners hear of each rise."""
 
+    device: int | None = None
+
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
@@ -131,6 +133,7 @@ class SegmentSink:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
+        self.device = segment.device
 
     def window(self, offset: int, length: int) -> memoryview:
         return self._segment.memory[offset : offset + length]

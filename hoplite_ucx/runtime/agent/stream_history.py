@@ -39,6 +39,7 @@ class WatchedSink:
     """A sink that notes when the first byte comes, and is the sink itself from then on."""
 
     def __init__(self, sink: Sink, record: ReceivedStream) -> None:
+        self.device = sink.device
         self.window = sink.window
         self.watermark = sink.watermark
         self.limit = sink.limit

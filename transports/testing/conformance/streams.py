@@ -35,6 +35,8 @@ _MIB = 1 << 20
 class LazySink:
     """Takes everything, and makes it final only on request; what is not final at the end is dropped."""
 
+    device: int | None = None
+
     def __init__(self, size: int) -> None:
         self._view = memoryview(bytearray(size))
         self._final = 0

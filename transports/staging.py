@@ -1,0 +1,384 @@
+"""Device memory on links that know only the host's: a source and a sink between a stream and a device.
+
+Each stream has a ring of host memory. Copies between rings and a device run on one CUDA stream per direction; whoever
+asks for a copy never waits, a thread per direction does, and tells. So the copy of the next piece runs while the socket
+has the last one. The stream sees a source whose watermark is what has come to the host, and a sink that takes as much
+as its ring has room for.
+
+Rings are pinned memory, up to a limit for the process. A stream that comes when it is used up gets a small ring of
+plain memory, which is slower; it never waits for another stream.
+
+After a stream is closed the device's memory is neither read nor written: closing is reported after the last copy.
+"""
+
+import ctypes as c
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+
+from hoplite_ucx.gpu import driver as cuda
+from hoplite_ucx.gpu.copies import copy
+from hoplite_ucx.gpu.driver import CudaError
+from hoplite_ucx.gpu.segments import Window
+from hoplite_ucx.transports.interface import Fault, ReceiveClosed, ServeClosed, Sink, Source
+
+__all__ = ["PINNED_LIMIT", "CopiedSource", "Ring", "StagedSink", "StagedSource", "Stager", "stager"]
+
+PINNED_LIMIT = 64 << 20
+_RING = 8 << 20
+_PLAIN_RING = 512 << 10
+_PIECE = 1 << 20
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every device
+
+Done = Callable[[CudaError | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class Ring:
+    """Host memory at an address that copies can be given."""
+
+    address: int
+    memory: memoryview
+    pinned: bool
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One copy: under way, with an event behind it, or still to be made by the thread that waits."""
+
+    done: Done
+    event: int = 0
+    to: int = 0
+    source: int = 0
+    size: int = 0
+    failure: CudaError | None = None
+
+
+class Lane:
+    """Copies of one device in one direction, done and reported in the order in which they were asked for."""
+
+    def __init__(self, device: int, name: str) -> None:
+        self._driver = cuda.load()
+        self._device = device
+        self._driver.enter(device)
+        self._stream: int = self._driver.value(c.c_void_p, "cuStreamCreate", cuda.NON_BLOCKING)
+        self._events: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._copies: SimpleQueue[_Copy] = SimpleQueue()
+        threading.Thread(target=self._run, name=f"hoplite-{name}-{device}", daemon=True).start()
+
+    def copy(self, to: int, source: int, size: int, done: Done, *, pinned: bool) -> None:
+        """`done` is called on the lane's thread, with what went wrong if something did."""
+        if not pinned:
+            self._copies.put(_Copy(done, to=to, source=source, size=size))
+            return
+        with self._lock:
+            try:
+                self._driver.enter(self._device)
+                event = self._events.popleft() if self._events else self._new_event()
+                self._driver.call("cuMemcpyAsync", to, source, size, self._stream)
+                self._driver.call("cuEventRecord", event, self._stream)
+            except CudaError as error:
+                self._copies.put(_Copy(done, failure=error))
+            else:
+                self._copies.put(_Copy(done, event=event))
+
+    def _new_event(self) -> int:
+        return int(self._driver.value(c.c_void_p, "cuEventCreate", cuda.NO_TIMING))
+
+    def _run(self) -> None:
+        self._driver.enter(self._device)
+        while True:
+            copy = self._copies.get()
+            failure = copy.failure
+            try:
+                if copy.event:
+                    self._driver.call("cuEventSynchronize", copy.event)
+                    self._events.append(copy.event)
+                elif failure is None:
+                    self._driver.call("cuMemcpyAsync", copy.to, copy.source, copy.size, self._stream)
+                    self._driver.call("cuStreamSynchronize", self._stream)
+            except CudaError as error:
+                failure = error
+            copy.done(failure)
+            del copy  # else it would keep a stream's memory until the next one comes
+
+
+class Stager:
+    """The rings of a process, and the lanes of its devices."""
+
+    def __init__(self, limit: int = PINNED_LIMIT) -> None:
+        self._limit = limit
+        self._pinned = 0
+        self._free: list[Ring] = []
+        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._lock = threading.Lock()
+
+    def to_host(self, device: int) -> Lane:
+        return self._lane(device, "to-host")
+
+    def to_device(self, device: int) -> Lane:
+        return self._lane(device, "to-device")
+
+    def take_ring(self, device: int) -> Ring:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            if self._pinned + _RING <= self._limit and (ring := self._pin(device)) is not None:
+                self._pinned += _RING
+                return ring
+        room = bytearray(_PLAIN_RING)
+        return Ring(c.addressof(c.c_ubyte.from_buffer(room)), memoryview(room), pinned=False)
+
+    def return_ring(self, ring: Ring) -> None:
+        if ring.pinned:
+            with self._lock:
+                self._free.append(ring)
+
+    @property
+    def pinned(self) -> int:
+        """How much memory is pinned, used or not. It is kept for the next streams."""
+        return self._pinned
+
+    def _lane(self, device: int, name: str) -> Lane:
+        with self._lock:
+            if (device, name) not in self._lanes:
+                self._lanes[device, name] = Lane(device, name)
+            return self._lanes[device, name]
+
+    def _pin(self, device: int) -> Ring | None:
+        driver = cuda.load()
+        driver.enter(device)
+        try:
+            address = driver.value(c.c_void_p, "cuMemHostAlloc", _RING, _PORTABLE)
+        except CudaError:
+            return None  # the machine has no more memory to pin
+        return Ring(address, memoryview((c.c_ubyte * _RING).from_address(address)).cast("B"), pinned=True)
+
+
+_of_this_process = Stager()
+
+
+def stager() -> Stager:
+    """That of this process."""
+    return _of_this_process
+
+
+class StagedSource:
+    """A device's bytes as a source of the host. Copies begin when the receiver has asked for the stream (`begin`).
+
+    Whoever asks for a window is done with everything before it, as a link over a socket is. If a copy fails, `failed`
+    is called, on any thread: the stream is to be cancelled.
+    """
+
+    device: int | None = None
+
+    def __init__(
+        self, source: Source, offset: int, on_closed: ServeClosed, failed: Callable[[], None], stager: Stager
+    ) -> None:
+        assert source.device is not None
+        self._source = source
+        self._stager = stager
+        self._lane = stager.to_host(source.device)
+        self._ring: Ring | None = stager.take_ring(source.device)
+        self._start = self._taken = self._issued = self._staged = offset
+        self._under_way = 0
+        self._on_closed = on_closed
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._readers: tuple[Callable[[], None], ...] = ()
+        self._begun = self._closed = self._broken = False
+
+    def watermark(self) -> int:
+        return self._staged
+
+    def window(self, offset: int, length: int) -> memoryview:
+        ring = self._ring
+        assert ring is not None
+        self._taken = offset
+        self._stage()
+        place = (offset - self._start) % len(ring)
+        return ring.memory[place : place + min(length, self._staged - offset, len(ring) - place)]
+
+    def subscribe(self, risen: Callable[[], None]) -> None:
+        with self._lock:
+            self._readers = (*self._readers, risen)
+
+    def unsubscribe(self, risen: Callable[[], None]) -> None:
+        with self._lock:
+            self._readers = tuple(reader for reader in self._readers if reader != risen)
+
+    def begin(self) -> None:
+        with self._lock:
+            begun, self._begun = self._begun, True
+        if not begun:
+            self._source.subscribe(self._stage)
+            self._stage()
+
+    def close(self) -> None:
+        """The stream is over: report it when no copy reads the device any more."""
+        self._source.unsubscribe(self._stage)
+        with self._lock:
+            self._closed = True
+        self._report()
+
+    def _stage(self) -> None:
+        """Ask for copies of all that is there and has room."""
+        with self._lock:
+            ring = self._ring
+            if self._closed or self._broken or ring is None:
+                return
+            end = min(self._source.watermark(), self._taken + len(ring))
+            while self._issued < end:
+                place = (self._issued - self._start) % len(ring)
+                window = self._source.window(self._issued, min(_PIECE, end - self._issued, len(ring) - place))
+                assert isinstance(window, Window)
+                self._issued += window.nbytes
+                self._under_way += 1
+                done = partial(self._copied, self._issued, window)
+                self._lane.copy(ring.address + place, window.pointer, window.nbytes, done, pinned=ring.pinned)
+
+    def _copied(self, end: int, _: Window, failure: CudaError | None) -> None:
+        """The window is here only to keep its mapping until now."""
+        with self._lock:
+            self._under_way -= 1
+            first = failure is not None and not self._broken
+            self._broken = self._broken or first
+            if not self._broken:
+                self._staged = end
+        if first:
+            self._failed()
+        elif not self._broken:
+            for risen in self._readers:
+                risen()
+        self._report()
+
+    def _report(self) -> None:
+        with self._lock:
+            if not self._closed or self._under_way or self._ring is None:
+                return
+            ring, self._ring = self._ring, None
+        self._stager.return_ring(ring)
+        self._on_closed()
+
+
+class CopiedSource:
+    """A device's bytes as a source of the host, for a link that keeps several windows for as long as it likes: each is
+    a copy of its own, made while the link waits. What a UCX without CUDA gets."""
+
+    device: int | None = None
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.watermark = source.watermark
+        self.subscribe = source.subscribe
+        self.unsubscribe = source.unsubscribe
+
+    def window(self, offset: int, length: int) -> memoryview:
+        piece = self._source.window(offset, length)
+        copied = memoryview(bytearray(piece.nbytes))
+        copy(copied, piece)
+        return copied
+
+
+class StagedSink:
+    """A sink of a device as one of the host. `closed` takes the place of the stream's callback: the device's sink is
+    ended after the last copy. If a copy fails, `failed` is called, on any thread: the stream is to be cancelled, and
+    counts as broken."""
+
+    device: int | None = None
+
+    def __init__(
+        self, sink: Sink, offset: int, size: int, on_closed: ReceiveClosed, failed: Callable[[], None], stager: Stager
+    ) -> None:
+        assert sink.device is not None
+        self._sink = sink
+        self._size = size
+        self._stager = stager
+        self._lane = stager.to_device(sink.device)
+        self._ring: Ring | None = stager.take_ring(sink.device)
+        self._room = len(self._ring)
+        self._start = self._received = self._copied_to = offset
+        self._under_way = 0
+        self._on_closed = on_closed
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._grown: Callable[[], None] | None = None
+        self._broken = self._closed = False
+        self._fault: Fault | None = None
+
+    def window(self, offset: int, length: int) -> memoryview:
+        assert self._ring is not None
+        place = (offset - self._start) % self._room
+        return self._ring.memory[place : place + min(length, self._room - place)]
+
+    def arrived(self, end: int) -> None:
+        with self._lock:
+            ring = self._ring
+            if self._broken or ring is None:
+                return
+            while self._received < end:
+                place = (self._received - self._start) % self._room
+                window = self._sink.window(self._received, min(end - self._received, self._room - place))
+                assert isinstance(window, Window)
+                self._received += window.nbytes
+                self._under_way += 1
+                done = partial(self._copied, self._received, window)
+                self._lane.copy(window.pointer, ring.address + place, window.nbytes, done, pinned=ring.pinned)
+
+    def watermark(self) -> int:
+        return self._sink.watermark()
+
+    def limit(self) -> int:
+        return min(self._sink.limit(), self._copied_to + self._room)
+
+    def subscribe(self, grown: Callable[[], None]) -> None:
+        self._grown = grown
+        self._sink.subscribe(self._more)
+
+    def end(self) -> int:
+        """`closed` comes next, and ends the device's sink."""
+        self._grown = None
+        return self._sink.watermark()
+
+    def closed(self, _: int, fault: Fault | None) -> None:
+        with self._lock:
+            self._closed = True
+            self._fault = fault
+        self._report()
+
+    def _more(self) -> None:
+        if (grown := self._grown) is not None:
+            grown()
+
+    def _copied(self, end: int, _: Window, failure: CudaError | None) -> None:
+        """The window is here only to keep its mapping until now."""
+        if failure is None and not self._broken:
+            self._sink.arrived(end)
+        with self._lock:
+            self._under_way -= 1
+            first = failure is not None and not self._broken
+            self._broken = self._broken or first
+            if not self._broken:
+                self._copied_to = end
+        if first:
+            self._failed()
+        elif not self._broken:
+            self._more()
+        self._report()
+
+    def _report(self) -> None:
+        with self._lock:
+            if not self._closed or self._under_way or self._ring is None:
+                return
+            ring, self._ring = self._ring, None
+        self._stager.return_ring(ring)
+        watermark = self._sink.end()
+        fault = Fault.BROKEN if self._broken else self._fault
+        self._on_closed(watermark, None if watermark >= self._size else fault)
