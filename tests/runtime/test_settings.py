@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.errors import GetTimeoutError, InvalidRequestError
+from hoplite_ucx.errors import GetTimeoutError, HopliteError, InvalidRequestError
 from tests.runtime.launch.test_service import run, service, status
 from tests.runtime.test_faults import children_of
 from tests.tools.live import live_cluster
@@ -95,3 +95,17 @@ def test_a_lease_of_hours_loses_nobody_who_is_silent(monkeypatch: pytest.MonkeyP
         finally:
             os.kill(holder.agent.process.pid, signal.SIGCONT)
         assert len(other.get(ref)) == 1 << 20
+
+
+def test_workers_wait_for_the_agent_as_long_as_it_may_wait_for_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOPLITE_CLUSTER_SUSPICION", "4s")
+    monkeypatch.setenv("HOPLITE_CLUSTER_LEASE", "60s")
+    with live_cluster(1) as live:
+        [host] = live.hosts
+        assert host.client.grace == 5.0
+        os.kill(live.directory.process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(HopliteError, match="directory"):  # after 1.75 s it would be the agent that is late
+                host.get(hoplite.new_ref(), timeout=0.1)
+        finally:
+            os.kill(live.directory.process.pid, signal.SIGCONT)

@@ -104,8 +104,8 @@ class AgentProfile:
 class Agent:
     def __init__(self, profile: AgentProfile) -> None:
         self._profile = profile
-        self._settings = Settings()
-        """The cluster's, once it has welcomed this node."""
+        self._settings = profile.settings.cluster
+        """The cluster's, once it has welcomed this node; until then, as far as this host knows them."""
         self._identity_number = int.from_bytes(os.urandom(8)) % ((1 << _IDENTITY_BITS) - 1) + 1
         self.agent_id = f"{self._identity_number:x}"
         self.cluster = ""
@@ -503,6 +503,7 @@ class Agent:
             self._directory is not None,
             token_mark(self._profile.token, self.cluster),
             private=self._profile.patience is not None,
+            suspicion=self._settings.suspicion,
         )
 
     def _directory_at(self, call: int) -> DirectoryAt:

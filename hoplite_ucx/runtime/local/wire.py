@@ -25,8 +25,9 @@ from hoplite_ucx.protocol.messages import (
     Text,
     malformed,
 )
+from hoplite_ucx.protocol.settings import Seconds, Settings
 
-WIRE = 7
+WIRE = 8
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """The most refs in one request."""
@@ -195,6 +196,8 @@ class Greeting(_Reply, frozen=True):
     """Lets a worker check whether it was given this cluster's token."""
     private: bool = False
     """The cluster belongs to a program, and ends with it."""
+    suspicion: Seconds = Settings().suspicion
+    """The cluster's: how long the agent waits for the directory's word when a call's time is over."""
 
 
 def token_mark(token: bytes, cluster: str) -> bytes:

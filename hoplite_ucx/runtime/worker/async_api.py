@@ -35,7 +35,6 @@ from hoplite_ucx.runtime.worker.checks import (
     optional_ref,
     refs_for_values,
 )
-from hoplite_ucx.runtime.worker.client import GRACE
 from hoplite_ucx.runtime.worker.connection import late
 from hoplite_ucx.runtime.worker.daemon_pool import DaemonPool
 from hoplite_ucx.runtime.worker.in_place_puts import Draft, one_draft, open_draft
@@ -109,7 +108,7 @@ class AsyncCluster:
             here.client.reader.is_near(name.binary)
             await here.carry_out(calls.put_small(name.binary, encoded, seconds, fresh=ref is None))
         else:
-            await _at_length(partial(here.client.put, name.binary, encoded, fresh=ref is None), seconds)
+            await _at_length(self._of, partial(here.client.put, name.binary, encoded, fresh=ref is None), seconds)
         return note_made(self._of, name)
 
     async def put_many(
@@ -131,7 +130,7 @@ class AsyncCluster:
             while run := await in_thread(partial(next, runs, None)):
                 left = None if ends is None else max(0.0, ends - time.monotonic())
                 if run[0][1].size > small_limit:
-                    await _at_length(partial(here.client.put, *run[0], fresh=refs is None), left)
+                    await _at_length(self._of, partial(here.client.put, *run[0], fresh=refs is None), left)
                 else:
                     await here.put_small(run, left, fresh=refs is None)
         except BaseException as error:
@@ -277,12 +276,12 @@ class AsyncCluster:
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> Draft:
         """See `Cluster.create`. Seal the draft with `await seal(draft)`; its own `seal` blocks."""
-        return await _at_length(partial(open_draft, self._of, shape, dtype, ref), check_timeout(timeout))
+        return await _at_length(self._of, partial(open_draft, self._of, shape, dtype, ref), check_timeout(timeout))
 
     async def seal(self, draft: Draft) -> ObjectRef:
         """See `Cluster.seal`."""
         seal, context = one_draft(draft).seal, copy_context()  # in the scope of this task
-        return await _at_length(lambda _: context.run(seal), draft.timeout)
+        return await _at_length(self._of, lambda _: context.run(seal), draft.timeout)
 
     @contextlib.asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
@@ -302,16 +301,17 @@ class AsyncCluster:
             await self._here().carry_out(calls.delete(made, timeout))
 
 
-async def _at_length(work_within: Callable[[float | None], R], seconds: float | None) -> R:
+async def _at_length(of: Membership, work_within: Callable[[float | None], R], seconds: float | None) -> R:
     """On a thread, once there is one: the caller's time runs meanwhile."""
     ends = None if seconds is None else time.monotonic() + seconds
+    grace = of.attachment.client.grace if of.attachment is not None else 0.0  # without a cluster the work fails at once
 
     def work_in_time() -> R:
         return work_within(None if ends is None else max(0.0, ends - time.monotonic()))
 
     working = asyncio.wrap_future(_large_puts.submit(work_in_time))
     try:
-        await asyncio.wait([working], timeout=None if seconds is None else seconds + 2 * GRACE)
+        await asyncio.wait([working], timeout=None if seconds is None else seconds + 2 * grace)
     finally:
         working.cancel()  # harmless if it is done
     if working.cancelled():

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from hoplite_ucx.protocol.errors import ClosedError, Failure, FailureKind, HopliteError
-from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.objects.kernels import Bytes
 from hoplite_ucx.runtime.objects.values import Encoded
@@ -30,9 +29,7 @@ from hoplite_ucx.runtime.worker.releases import Releases
 from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.wire.handshake import Identity
 
-GRACE = Settings().suspicion + 1.0
-"""How much later than the caller's time limit the agent may answer: at the limit it asks the directory for the state
-of the object, and waits this long for the answer."""
+_TO_ANSWER = 1.0
 LONGEST_POLL = 300.0
 """A get that asks once does not wait for a producer; an existing object is fetched within this time."""
 _DIRECTORY_SECONDS = 5.0
@@ -66,6 +63,9 @@ class Client:
         """The releases that the agent was asked about in the background."""
         self._background = Connection(name, self._identity, background=True, remedy=remedy)
         self.greeting = self._background.greeting
+        self.grace = self.greeting.suspicion + _TO_ANSWER
+        """How much later than the caller's time limit the agent's word may come: at the limit it asks the directory
+        what it knows, and waits for the answer until it suspects the directory."""
         me = Identity(int.from_bytes(self._identity[:8]), b"", self.greeting.cluster.encode())
         self.reader = Reader(me, self._directory_at)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -105,18 +105,26 @@ class Client:
     def closed(self) -> bool:
         return self._closed
 
+    def give_up_at(self, timeout: float | None) -> float | None:
+        """The moment at which a call with this time limit ends, whatever the agent does."""
+        return None if timeout is None else time.monotonic() + timeout + self.grace
+
+    def left_until(self, deadline: float | None) -> float | None:
+        """Of a caller's time, what the agent may still take."""
+        return None if deadline is None else max(0.0, deadline - self.grace - time.monotonic())
+
     # --- calls -------------------------------------------------------------------------------------------------
 
     def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
         """Returns whether the ref already had an object, which stays. A `fresh` ref was made for this put."""
-        deadline = give_up_at(timeout)
+        deadline = self.give_up_at(timeout)
         connection = self._connection(deadline)
         self.reader.is_near(ref)
         call = connection.next_call()
         small = encoded.size <= self.greeting.small_limit
         data = encoded.to_bytes() if small else None
         with _Calls(connection, {call}):
-            left = left_until(deadline)
+            left = self.left_until(deadline)
             request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh)
             connection.send_frames(self.with_releases(connection, call, request), deadline)
             if not small:
@@ -137,14 +145,14 @@ class Client:
 
     def begin_put(self, ref: bytes, size: int, layout: bytes, timeout: float | None) -> "OpenPut":
         """Memory to fill by hand, for an object that is too large to be sent by copy."""
-        allowance = Allowance(timeout)
+        allowance = Allowance(timeout, self.grace)
         with allowance.spend() as deadline:
             connection = self._connect(self._connections, deadline)
             connection.in_use = True
             self.reader.is_near(ref)
             call = connection.next_call()
             try:
-                left = left_until(deadline)
+                left = self.left_until(deadline)
                 request = wire.PutRequest(call, ref, size, layout, None, left, by_hand=True)
                 connection.send_frames(self.with_releases(connection, call, request), deadline)
                 space = self._reply(connection, {call}, deadline)
@@ -174,12 +182,12 @@ class Client:
     def get_one(self, ref: bytes, timeout: float | None) -> tuple[memoryview, bytes]:
         began = time.monotonic()
         once = timeout == 0
-        connection = self._connection(None if timeout is None else began + timeout + GRACE)
+        connection = self._connection(None if timeout is None else began + timeout + self.grace)
         limit = LONGEST_POLL if once else timeout
         if (found := self.reader.look(ref, limit)) is not None:
             return memoryview(found.data), found.layout
         left = None if limit is None else max(0.0, limit - (time.monotonic() - began))
-        deadline = None if limit is None else began + limit + GRACE
+        deadline = None if limit is None else began + limit + self.grace
         call = connection.next_call()
         with _Calls(connection, {call}):  # until its descriptor is taken: the next get must not find it
             request = wire.GetRequest(call, ref, left, once)
@@ -255,11 +263,11 @@ class Client:
             raise forked()
 
     def _ask(self, make: Callable[[int, float | None], wire.Request], timeout: float | None) -> wire.Reply:
-        deadline = give_up_at(timeout)
+        deadline = self.give_up_at(timeout)
         connection = self._connection(deadline)
         call = connection.next_call()
         with _Calls(connection, {call}):
-            request = make(call, left_until(deadline))
+            request = make(call, self.left_until(deadline))
             connection.send_frames(self.with_releases(connection, call, request), deadline)
             return self._reply(connection, {call}, deadline)
 
@@ -274,8 +282,8 @@ class Client:
         """Ask all of these, many at the same time, within a bound. Requests are built when they are sent, from the
         number of the call and the remaining time; `take` gets the index of the question, and the reply."""
         ends = None if timeout is None else time.monotonic() + timeout
-        deadline = None if ends is None else ends + GRACE
-        connection = self._connection(give_up_at(0.0) if hurried else deadline)
+        deadline = None if ends is None else ends + self.grace
+        connection = self._connection(self.give_up_at(0.0) if hurried else deadline)
         places: dict[int, int] = {}
         pending: set[int] = set()
         with _Calls(connection, pending):
@@ -452,15 +460,16 @@ class Allowance:
     """The time that the agent may take for all steps of one put; the time that the user takes in between does not
     count."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, grace: float) -> None:
         self.left = seconds
+        self._grace = grace
 
     @contextmanager
     def spend(self) -> Iterator[float | None]:
         """While the agent is waited for: the moment at which to give up."""
         began = time.monotonic()
         try:
-            yield give_up_at(self.left)
+            yield None if self.left is None else began + self.left + self._grace
         finally:
             if self.left is not None:
                 self.left = max(0.0, self.left - (time.monotonic() - began))
@@ -554,7 +563,7 @@ class _Calls:
             return
         with suppress(HopliteError):
             for call in self._calls:
-                self._connection.send(wire.Cancel(call), time.monotonic() + GRACE)
+                self._connection.send(wire.Cancel(call), time.monotonic() + _TO_ANSWER)
 
 
 def _small_put(ref: bytes, encoded: Encoded, fresh: bool, call: int, timeout: float | None) -> wire.Request:
@@ -563,16 +572,6 @@ def _small_put(ref: bytes, encoded: Encoded, fresh: bool, call: int, timeout: fl
 
 def _single_get(ref: bytes, once: bool, call: int, timeout: float | None) -> wire.Request:
     return wire.GetRequest(call, ref, timeout, once)
-
-
-def give_up_at(timeout: float | None) -> float | None:
-    """The moment at which a call with this time limit ends, whatever the agent does."""
-    return None if timeout is None else time.monotonic() + timeout + GRACE
-
-
-def left_until(deadline: float | None) -> float | None:
-    """How much of a caller's time the agent may still take."""
-    return None if deadline is None else max(0.0, deadline - GRACE - time.monotonic())
 
 
 def closed(detail: str, remedy: str) -> HopliteError:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.worker.calls import PutRun, Question, Steps, put_small
-from hoplite_ucx.runtime.worker.client import AT_ONCE, GRACE, LONGEST_POLL, Client, left_until
+from hoplite_ucx.runtime.worker.client import AT_ONCE, LONGEST_POLL, Client
 from hoplite_ucx.runtime.worker.connection import HURRY, PING, QUIET, Connection, late
 from hoplite_ucx.runtime.worker.daemon_pool import DaemonPool
 
@@ -99,8 +99,8 @@ class LoopCalls:
             session.connection.close()
 
     async def _ask(self, question: Question) -> _Answer:
-        deadline = inf if question.timeout is None else time.monotonic() + question.timeout + GRACE
-        opened_by = time.monotonic() + GRACE if question.hurried else deadline
+        deadline = inf if question.timeout is None else time.monotonic() + question.timeout + self.client.grace
+        opened_by = time.monotonic() + self.client.grace if question.hurried else deadline
         while (session := self._with_room()) is None:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())
@@ -175,10 +175,10 @@ class _Session:
         call = self.connection.next_call()
         answer = self._calls[call] = asyncio.get_running_loop().create_future()
         try:
-            request = question.request(call, left_until(None if deadline == inf else deadline))
+            request = question.request(call, self._client.left_until(None if deadline == inf else deadline))
             self._send(self._client.with_releases(self.connection, call, request))
             # It is asked just now, and has the grace whenever that is.
-            deadline = max(deadline, time.monotonic() + GRACE)
+            deadline = max(deadline, time.monotonic() + self._client.grace)
             return await self._await(answer, deadline, HURRY if question.hurried else QUIET)
         finally:
             del self._calls[call]

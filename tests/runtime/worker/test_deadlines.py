@@ -148,7 +148,7 @@ def test_a_loop_that_is_held_up_while_it_connects_blames_nobody(monkeypatch: pyt
         for _ in range(2):
             await asyncio.sleep(0)
         assert connected.wait(HANG)
-        time.sleep(client.GRACE + 0.1)
+        time.sleep(default_cluster.client().grace + 0.1)
         assert await get == "there"
 
     asyncio.run(main())

@@ -283,7 +283,7 @@ def test_a_draft_has_one_time_limit_for_all_its_steps(monkeypatch: pytest.Monkey
         return connection
 
     def reply_slowly(ours: Any, connection: Any, calls: Any, deadline: float) -> wire.Reply:
-        deadlines.append(deadline - clock.monotonic() - client.GRACE)
+        deadlines.append(deadline - clock.monotonic() - ours.grace)
         clock.forward += 4
         return reply(ours, connection, calls, deadline)
 

@@ -97,7 +97,7 @@ def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, m
 @both_loops
 @pytest.mark.usefixtures("own_cluster")
 def test_a_loop_that_was_held_up_blames_nobody(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_calls, "GRACE", 0.3)
+    monkeypatch.setattr(default_cluster.client(), "grace", 0.3)
     monkeypatch.setattr(loop_calls, "QUIET", 1.0)
 
     async def main() -> None:
