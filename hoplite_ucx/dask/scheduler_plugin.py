@@ -33,6 +33,7 @@ _log = logging.getLogger("distributed.hoplite")
 _GATHER = 0.05
 """What Dask forgets within this time is deleted together."""
 _RETRY = 1.0
+_DELETE_SECONDS = 30.0
 _RECOMPUTED = 5
 """An object that is lost so often is not made again: something is wrong."""
 
@@ -133,10 +134,12 @@ class HopliteScheduler(SchedulerPlugin):
 
     async def _deleted_by_anyone(self, refs: list[bytes]) -> bool:
         for state in list(self._scheduler.running):
-            answers = await self._scheduler.broadcast(
-                msg={"op": DELETE, "refs": refs}, workers=[state.address], on_error="return"
-            )
-            if answers.get(state.address) == "OK":
+            worker = self._scheduler.rpc(state.address)
+            try:
+                answer = await asyncio.wait_for(getattr(worker, DELETE)(refs=refs), _DELETE_SECONDS)
+            except (OSError, RuntimeError, TimeoutError):  # it is gone, or this scheduler closes: another one is asked
+                continue
+            if answer == "OK":
                 return True
         return False
 

@@ -13,6 +13,7 @@ from hoplite_ucx.dask.decoded_values import values
 from hoplite_ucx.dask.handles import SharedResult
 from hoplite_ucx.dask.leases import Lease, closed
 from hoplite_ucx.dask.terms import Terms
+from hoplite_ucx.errors import HopliteError
 
 NAME = "hoplite"
 _FETCH_SECONDS = 300.0
@@ -44,7 +45,10 @@ class HopliteWorker(WorkerPlugin):
         cluster = self.lease.joined()
         if cluster is None:
             return "this worker's agent is being replaced"
-        await cluster.aio.delete([hoplite.ObjectRef(ref) for ref in refs], timeout=_DELETE_SECONDS)
+        try:
+            await cluster.aio.delete([hoplite.ObjectRef(ref) for ref in refs], timeout=_DELETE_SECONDS)
+        except HopliteError as error:  # another worker is asked
+            return str(error)
         return "OK"
 
     def forget(self, refs: list[bytes], **_: Any) -> None:

@@ -69,9 +69,30 @@ def agent_of_this_process() -> tuple[str, int, int]:
     return cluster.agent, int(cluster._of.client.status()["objects"]), len(values)
 
 
+def agent_name() -> str | None:
+    """None while the agent is replaced, of which a process hears a moment later."""
+    clusters = [cluster for lease in leases._leases.values() if (cluster := lease.joined()) is not None]
+    return clusters[0].agent if clusters else None
+
+
 def pid() -> int:
     return os.getpid()
 
 
 def descriptors_and_threads() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def keeper_and_agent() -> tuple[int, int]:
+    """The process ids of this process's keeper and agent, as the keeper says."""
+    (lease,) = [lease for lease in leases._leases.values() if lease.joined() is not None]
+    found = leases._ask_keeper(lease.terms, 60.0)
+    assert found is not None
+    held, report = found
+    held.close()
+    return report["keeper_pid"], report["agent_pid"]
+
+
+def directory_pid(dask_scheduler: Any) -> int | None:
+    pid: int | None = dask_scheduler.plugins["hoplite"]._directory.pid
+    return pid
