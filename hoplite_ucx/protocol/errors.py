@@ -46,6 +46,12 @@ class Failure(Struct, frozen=True, array_like=True):
         return _EXCEPTIONS[self.kind](self)
 
 
+def internal(where: str, doing: str, error: Exception) -> Failure:
+    """A fault of ours in the agent or the directory, as users are told of it."""
+    detail = f"{doing} failed in the {where}: {type(error).__name__}: {error}"
+    return Failure(FailureKind.INTERNAL, detail, f"see the {where}'s messages, and report this")
+
+
 @total_ordering
 class ObjectRef:
     """The name of an object, perhaps before it exists. Refs can be compared, sorted, hashed, pickled and sent anywhere.

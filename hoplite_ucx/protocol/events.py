@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from hoplite_ucx.protocol.errors import Failure
-from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, Version
+from hoplite_ucx.protocol.ids import REF_BYTES, CallId, NodeId, StreamId, Version
 from hoplite_ucx.protocol.messages import Description, Operation, StreamFault, ToDirectory, ToNode, ToPeer
 
 
@@ -51,6 +51,27 @@ class Tick(_Local, frozen=True):
 
 
 DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | Tick
+
+
+Failing: TypeAlias = "DirectoryEvent | NodeEvent"
+"""What a machine may raise over."""
+
+_MOST_REFS = 8
+
+
+def refs_in(event: Failing) -> list[bytes]:
+    """Some of the objects that an event is about: enough for the story of what went wrong."""
+    found: dict[bytes, None] = {}
+    pending: list[object] = [event]
+    while pending and len(found) < _MOST_REFS:
+        thing = pending.pop(0)
+        if isinstance(thing, bytes) and len(thing) == REF_BYTES:
+            found[thing] = None
+        elif isinstance(thing, Struct):
+            pending += [getattr(thing, name) for name in thing.__struct_fields__]
+        elif isinstance(thing, tuple):
+            pending += thing[:_MOST_REFS]
+    return list(found)
 
 
 # --- effects of the directory ---------------------------------------------------------------------------------

@@ -347,6 +347,27 @@ ToDirectory: TypeAlias = (
 )
 
 
+def asked_in(message: ToDirectory) -> tuple[tuple[CallId, ...], tuple[bytes, ...]]:
+    """The calls that a message is about, and the refs that somebody waits for."""
+    match message:
+        case Put() | Delete() | Reduce() | Ask() | Describe() | Poll():
+            return (message.call,), ()
+        case Want():
+            return (), (message.ref,)
+        case Watch():
+            return (), message.refs
+        case Join():
+            asking: tuple[Put | Delete | Reduce | Ask | Describe, ...] = (
+                *message.puts,
+                *message.deletes,
+                *message.reduces,
+                *message.asks,
+                *message.questions,
+            )
+            return tuple(asked.call for asked in asking), (*message.wants, *message.watches)
+    return (), ()
+
+
 # --- what the directory tells a node --------------------------------------------------------------------------
 
 
@@ -585,6 +606,15 @@ class Rejected(_ToNode, frozen=True):
     failure: Failure
 
 
+class Unhandled(_ToNode, frozen=True):
+    """The directory failed while it handled what this node asked, and begins anew with what its nodes have. These
+    calls, and whatever waits for these refs, are over."""
+
+    failure: Failure
+    calls: Annotated[tuple[Call, ...], Meta(max_length=_MAX_LIST)]
+    refs: Refs
+
+
 ToNode: TypeAlias = (
     Welcome
     | Fenced
@@ -609,6 +639,7 @@ ToNode: TypeAlias = (
     | Described
     | Polled
     | Rejected
+    | Unhandled
 )
 
 

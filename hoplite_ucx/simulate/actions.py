@@ -33,6 +33,8 @@ __all__ = [
     "Poll",
     "PowerOff",
     "Put",
+    "RaiseInDirectory",
+    "RaiseInNode",
     "Recording",
     "RecordingError",
     "Reduce",
@@ -233,6 +235,19 @@ class RestartDirectory(_Action, frozen=True):
     pass
 
 
+class RaiseInNode(_Action, frozen=True):
+    """The node's machine raises when it has gone through so many lines more, of heartbeats or else without them."""
+
+    node: int
+    lines: int
+    beats: bool
+
+
+class RaiseInDirectory(_Action, frozen=True):
+    lines: int
+    beats: bool
+
+
 Action: TypeAlias = (
     Put
     | Get
@@ -258,6 +273,8 @@ Action: TypeAlias = (
     | StallStream
     | CrashDirectory
     | RestartDirectory
+    | RaiseInNode
+    | RaiseInDirectory
 )
 
 

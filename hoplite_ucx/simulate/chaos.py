@@ -23,6 +23,7 @@ from hoplite_ucx.simulate.actions import Put, Recording, Reduce, Resume
 from hoplite_ucx.simulate.cluster import VirtualCluster
 from hoplite_ucx.simulate.drawing import BANDWIDTH, STORM, Ambush, Draw
 from hoplite_ucx.simulate.oracle import BrokenPromiseError, refs_of
+from hoplite_ucx.simulate.sabotage import disarm
 from hoplite_ucx.simulate.stage import DivergedError, Stage
 from hoplite_ucx.simulate.storm import DrawnStorm, RecordedStorm, Storm
 
@@ -150,7 +151,9 @@ class Chaos:
 
     def _calm(self) -> None:
         cluster, nodes = self.cluster, range(len(self.cluster.slots))
+        disarm(cluster.directory.machine)
         for index in nodes:
+            disarm(cluster.slots[index].machine)
             cluster.network.restore(self._host(index))
             node = cluster.slots[index]
             if node.alive and node.stopped:

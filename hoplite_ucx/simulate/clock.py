@@ -101,3 +101,28 @@ class Clock:
         if until is not None and until > self.now:
             self.now = until
         return ran
+
+
+class Waker:
+    """Calls `wake` when a machine's time has come, and never twice for one moment."""
+
+    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock = clock
+        self._wake = wake
+        self._handle: Handle | None = None
+        self._due: float | None = None
+
+    def set(self, due: float | None) -> None:
+        if due != self._due:
+            self.cancel()
+            self._due = due
+            self._handle = self._clock.at(due, self._fire) if due is not None else None
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._due = None
+
+    def _fire(self) -> None:
+        self._handle = self._due = None
+        self._wake()

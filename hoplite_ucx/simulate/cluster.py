@@ -171,8 +171,11 @@ class VirtualCluster:
     def restart_directory(self) -> None:
         """A new incarnation takes the place of a directory that crashed."""
         assert not self.directory.alive
+        self.directory.restart(self.directory_machine(self.next_incarnation(), CLUSTER, self.settings))
+
+    def next_incarnation(self) -> int:
         self._incarnations += 1
-        self.directory.restart(self.directory_machine(self._incarnations, CLUSTER, self.settings))
+        return self._incarnations
 
     # --- what users do -----------------------------------------------------------------------------------------
 
@@ -247,6 +250,18 @@ class VirtualCluster:
         call.ended = self.clock.now
         for observer in self.observers:
             observer.answered(call)
+
+    def node_raised(self, node: VirtualNode, failure: Failure) -> None:
+        """The node's machine raised: whoever waits for it hears so."""
+        for number, call in self.calls.items():
+            if call.node is node and call.open:
+                self.answered(node, CallFailed(number, failure))
+
+    def given_out(self, node: VirtualNode) -> frozenset[CallId]:
+        """The gets whose values users of the node have."""
+        return frozenset(
+            number for number, call in self.calls.items() if call.node is node and isinstance(call.answer, Got)
+        )
 
     # --- what the shells ask -----------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol import Directory
+from hoplite_ucx.protocol.driver import Driver
+from hoplite_ucx.protocol.errors import internal
 from hoplite_ucx.protocol.events import (
     DirectoryEffect,
     DirectoryEvent,
@@ -19,10 +20,11 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import Heartbeat, Join, ToDirectory
+from hoplite_ucx.simulate.clock import Waker
 from hoplite_ucx.simulate.network import Endpoint
+from hoplite_ucx.simulate.sabotage import SabotageError
 
 if TYPE_CHECKING:
-    from hoplite_ucx.simulate.clock import Handle
     from hoplite_ucx.simulate.cluster import VirtualCluster
 
 HOST = "directory"
@@ -36,21 +38,30 @@ class VirtualDirectory:
         self.alive = True
         self.sessions: dict[NodeId, Endpoint] = {}
         self._endpoints: dict[Endpoint, None] = {}  # of sessions, and of those that have yet to join
-        self._wake: Handle | None = None
-        self._wake_at: float | None = None
-        self._perform: dict[type, Callable[[Any], None]] = {
-            SendNode: self._send,
-            Probe: self._probe,
-            Disconnect: self._disconnect,
-        }
+        self._waker = Waker(self._clock, lambda: self.dispatch(Tick()))
+        self._driver = self._drive(machine)
+
+    def _drive(self, machine: Directory) -> Driver[DirectoryEvent, DirectoryEffect]:
+        return Driver(
+            machine,
+            DirectoryEffect,
+            {SendNode: self._send, Probe: self._probe, Disconnect: self._disconnect},
+            now=lambda: self._clock.now,
+            wake=self._waker.set,
+            succeed=self._succeed,
+            handled=self._handled,
+        )
 
     def crash(self) -> None:
         """The process is gone, with all that it knew and all that is on its way to it."""
         self.alive = False
-        if self._wake is not None:
-            self._wake.cancel()
+        self._driver.stop()
+        self._waker.cancel()
+        self._close_sessions()
+
+    def _close_sessions(self, *, reset: bool = True) -> None:
         for endpoint in list(self._endpoints):
-            endpoint.close()
+            endpoint.close(reset=reset)
         self._endpoints.clear()
         self.sessions.clear()
 
@@ -58,9 +69,9 @@ class VirtualDirectory:
         """A successor begins with nothing and hears the nodes."""
         self.alive = True
         self.machine = machine
-        self._wake = self._wake_at = None
+        self._driver = self._drive(machine)
         machine.recover(self._clock.now)
-        self._apply([])
+        self._driver.begin([])
 
     def accept(self, endpoint: Endpoint) -> None:
         if not self.alive:
@@ -89,25 +100,22 @@ class VirtualDirectory:
         endpoint.attach(on_message, on_closed)
 
     def dispatch(self, event: DirectoryEvent) -> None:
-        if not self.alive:
-            return
-        self._apply(self.machine.handle(event, self._clock.now))
+        self._driver.feed(event)
+
+    def _handled(self, event: DirectoryEvent, _: list[DirectoryEffect]) -> None:
         if not (isinstance(event, FromNode) and isinstance(event.message, Heartbeat)):
             self._cluster.after_event(self.machine)
 
-    def _apply(self, effects: list[DirectoryEffect]) -> None:
-        for effect in effects:
-            self._perform[type(effect)](effect)
-        wakeup = self.machine.wakeup()
-        if wakeup != self._wake_at:
-            if self._wake is not None:
-                self._wake.cancel()
-            self._wake_at = wakeup
-            self._wake = self._clock.at(wakeup, self._tick) if wakeup is not None else None
-
-    def _tick(self) -> None:
-        self._wake = self._wake_at = None
-        self.dispatch(Tick())
+    def _succeed(self, event: DirectoryEvent, error: Exception) -> None:
+        """A trap went off: who asked hears so, and a new incarnation takes over."""
+        if not isinstance(error, SabotageError):
+            raise error
+        farewell = self.machine.farewell(event, internal("directory", type(event).__name__, error))
+        self._driver.begin(farewell)
+        self._close_sessions(reset=False)
+        incarnation = self._cluster.next_incarnation()
+        self.machine = self.machine.successor(incarnation, event, self._clock.now)
+        self._driver.begin([], self.machine)
 
     def _send(self, effect: SendNode) -> None:
         self._cluster.directory_says(effect.node, effect.message)

@@ -96,6 +96,9 @@ class Draw:
         self.crashes = rng.choice((0, 0, 2))
         # Users put again what was lost, at once; without that these ambushes have no second act.
         self.retries = self.ambush in (Ambush.PLACEMENT, Ambush.TRANSFER) or rng.random() < 0.7
+        # From a generator of their own: all else is drawn as it was before machines were made to raise.
+        self.traps = random.Random(f"traps {seed}")
+        self.raises = self.traps.choice((0, 0, 0, 1, 2, 4)) if self.stormy else 0
         self.setup = Setup(
             shape=shape,
             settings=msgspec.structs.asdict(settings),

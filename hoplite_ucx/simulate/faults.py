@@ -14,6 +14,8 @@ from hoplite_ucx.simulate.actions import (
     LoseDirectory,
     LosePeer,
     PowerOff,
+    RaiseInDirectory,
+    RaiseInNode,
     Restart,
     RestartDirectory,
     Restore,
@@ -111,6 +113,26 @@ class Faults:
         if self._cluster.directory.alive and self.raging:
             self._stage.do(CrashDirectory())
             self._stage.later(absence or self._random.choice((0.001, 0.05, 0.3)), self._stage.do, RestartDirectory())
+
+    def raise_somewhere(self) -> None:
+        """A machine raises: soon, in the middle of whatever it does next, or some events later. Its successor may, too,
+        as soon as it begins."""
+        rng = self._draw.traps
+        living = self._stage.living()
+        index = rng.choice(living) if living and rng.random() < 0.6 else None
+        self._raise_in(index)
+        if rng.random() < 0.3:
+            self._stage.later(rng.choice((1e-3, 0.03, 0.1)), self._raise_in, index)
+
+    def _raise_in(self, index: int | None) -> None:
+        rng = self._draw.traps
+        how = int(10 ** rng.uniform(0, 3.3)), rng.random() < 0.2
+        if not self.raging:
+            return
+        if index is None and self._cluster.directory.alive:
+            self._stage.do(RaiseInDirectory(*how))
+        elif index is not None and self._cluster.slots[index].alive:
+            self._stage.do(RaiseInNode(index, *how))
 
     def _lose_peer(self) -> None:
         index = self._some_running_node()

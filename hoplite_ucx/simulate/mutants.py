@@ -5,8 +5,8 @@ protocol; the number of seeds until it is caught says how well that rule is watc
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import msgspec
 
@@ -14,11 +14,13 @@ from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.directory.records import Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.events import NodeEffect
 from hoplite_ucx.protocol.ids import CallId, NodeId, Version
 from hoplite_ucx.protocol.messages import Eviction, ObjectState, Polled
 from hoplite_ucx.protocol.node.calls import PendingPut
 from hoplite_ucx.protocol.node.context import OpenPoll
-from hoplite_ucx.protocol.node.memory import Holding
+from hoplite_ucx.protocol.node.memory import Holding, Phase
+from hoplite_ucx.protocol.node.succession import Remains
 from hoplite_ucx.simulate.cluster import VirtualCluster
 from hoplite_ucx.simulate.drawing import Ambush
 
@@ -118,6 +120,30 @@ class _NeverAsks(NodeState):
         self.calls._poll = answer_alone  # type: ignore[method-assign]
 
 
+class _GoesOnAfterRaising(NodeState):
+    """Raises in the middle of an event, and goes on as if nothing had been."""
+
+    def successor(self, *_: object) -> tuple[Self, list[NodeEffect]]:
+        return self, self._context.take_effects()
+
+
+class _KeepsTheUnfinished(NodeState):
+    """Takes what an earlier machine left for whole, whatever the shell has of it."""
+
+    def successor(self, remains: Remains, now: float) -> tuple[Self, list[NodeEffect]]:
+        for holding in self.memory.holdings.values():
+            holding.phase = Phase.COMPLETE
+        segments = {number: replace(segment, final=True) for number, segment in remains.segments.items()}
+        return super().successor(replace(remains, segments=segments), now)
+
+
+class _DirectoryGoesOnAfterRaising(Directory):
+    """The same, of a directory: its nodes join it again."""
+
+    def successor(self, *_: object) -> Self:
+        return self
+
+
 class _CountsTwice(Reductions):
     """Takes its first source once more with the last."""
 
@@ -175,6 +201,10 @@ def _with_node(node: type[NodeState]) -> type[VirtualCluster]:
     return type("MutantCluster", (VirtualCluster,), {"node_machine": node})
 
 
+def _with_directory(directory: type[Directory]) -> type[VirtualCluster]:
+    return type("MutantCluster", (VirtualCluster,), {"directory_machine": directory})
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A rule left out, and the ambush that it takes to notice where the full mix would take thousands of seeds."""
@@ -193,6 +223,9 @@ MUTANTS: dict[str, Mutant] = {
     "recycles-early": Mutant(lambda: _with_node(_RecyclesEarly), Ambush.TRANSFER),
     "gives-out-undecided": Mutant(lambda: _with_node(_TakesTargetsForSealed)),
     "never-asks": Mutant(lambda: _with_node(_NeverAsks)),
+    "goes-on-after-raising": Mutant(lambda: _with_node(_GoesOnAfterRaising)),
+    "keeps-the-unfinished": Mutant(lambda: _with_node(_KeepsTheUnfinished)),
+    "directory-goes-on-after-raising": Mutant(lambda: _with_directory(_DirectoryGoesOnAfterRaising)),
     "counts-a-source-twice": Mutant(lambda: _with_reductions(_CountsTwice)),
     "keeps-versions": Mutant(lambda: _with_reductions(_KeepsVersions)),
     "seals-early": Mutant(lambda: _with_reductions(_SealsEarly)),

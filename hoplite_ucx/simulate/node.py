@@ -8,11 +8,12 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hoplite_ucx.protocol import NodeState
+from hoplite_ucx.protocol.driver import Driver, Table
+from hoplite_ucx.protocol.errors import internal
 from hoplite_ucx.protocol.events import (
     Allocate,
     Answer,
@@ -54,13 +55,15 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
 from hoplite_ucx.protocol.messages import Alive, Heartbeat, ToPeer
+from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
+from hoplite_ucx.simulate.clock import Waker
 from hoplite_ucx.simulate.combining import Combining
 from hoplite_ucx.simulate.content import Content, Piece
 from hoplite_ucx.simulate.network import Endpoint
+from hoplite_ucx.simulate.sabotage import SabotageError
 from hoplite_ucx.simulate.streams import Receiving, Serving
 
 if TYPE_CHECKING:
-    from hoplite_ucx.simulate.clock import Handle
     from hoplite_ucx.simulate.cluster import VirtualCluster
 
 
@@ -100,6 +103,8 @@ class VirtualNode:
         self.identity = identity_of(machine.node)
         self.alive = True
         self.stopped = False
+        self.raised = False
+        """Its machine has just raised: its calls fail."""
         self.segments: dict[int, Segment] = {}
         self.receiving: dict[StreamId, Receiving] = {}
         self.serving: dict[StreamId, Serving] = {}
@@ -108,10 +113,8 @@ class VirtualNode:
         self.peers: dict[int, Endpoint] = {}
         self.directory: Endpoint | None = None
         self._recycled: list[Content] = []
-        self._held: list[NodeEvent] = []
-        self._wake: Handle | None = None
-        self._wake_at: float | None = None
-        self._perform: dict[type, Callable[[Any], None]] = {
+        self._waker = Waker(self.clock, self._tick)
+        perform: Table = {
             SendDirectory: self._send_directory,
             SendPeer: self._send_peer,
             Receive: self._receive,
@@ -138,35 +141,71 @@ class VirtualNode:
             DescriptionsAre: self._answer,
             CallFailed: self._answer,
         }
+        self._driver: Driver[NodeEvent, NodeEffect] = Driver(
+            machine,
+            NodeEffect,
+            perform,
+            now=lambda: self.clock.now,
+            wake=self._waker.set,
+            succeed=self._succeed,
+            handled=self._handled,
+        )
 
     # --- the machine -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._apply(self.machine.start(self.clock.now))
+        self._driver.begin(self.machine.start(self.clock.now))
 
     def dispatch(self, event: NodeEvent) -> None:
-        if not self.alive:
-            return
-        if self.stopped:
-            self._held.append(event)
-            return
-        effects = self.machine.handle(event, self.clock.now)
-        self._apply(effects)
+        self._driver.feed(event)
+
+    def _handled(self, event: NodeEvent, effects: list[NodeEffect]) -> None:
         if not _is_routine(event, effects):
             self.cluster.after_event(self.machine)
 
-    def _apply(self, effects: list[NodeEffect]) -> None:
-        for effect in effects:
-            self._perform[type(effect)](effect)
-        wakeup = self.machine.wakeup()
-        if wakeup != self._wake_at and self.alive:
-            if self._wake is not None:
-                self._wake.cancel()
-            self._wake_at = wakeup
-            self._wake = self.clock.at(wakeup, self._tick) if wakeup is not None else None
+    def _succeed(self, event: NodeEvent, error: Exception) -> None:
+        """A trap went off: go on with what is certain."""
+        if not isinstance(error, SabotageError):
+            raise error
+        remains = self._close_all()
+        self.machine, effects = self.machine.successor(remains, self.clock.now)
+        self.raised = True
+        self.cluster.node_raised(self, internal("agent", type(event).__name__, error))
+        self.raised = False
+        self._driver.begin(effects, self.machine)
+        self.cluster.after_event(self.machine)
+
+    def _close_all(self) -> Remains:
+        """End what the machine began, as far as that can be done at once, and say what is left."""
+        self._disconnect_directory(DisconnectDirectory())
+        for endpoint in self.peers.values():
+            endpoint.close()
+        self.peers.clear()
+        self.producing.clear()
+        for combining in self.combining.values():
+            combining.close()
+        self.combining.clear()
+        numbers = {id(segment): number for number, segment in self.segments.items()}
+        remains = Remains(
+            {
+                number: RemainingSegment(
+                    segment.size,
+                    segment.watermark == segment.size,
+                    numbers[id(segment.whole)] if segment.whole is not None else None,
+                )
+                for number, segment in self.segments.items()
+            },
+            {stream: numbers[id(receiving.segment)] for stream, receiving in self.receiving.items()},
+            {stream: numbers[id(serving.segment)] for stream, serving in self.serving.items()},
+            self.cluster.given_out(self),
+        )
+        for receiving in self.receiving.values():
+            receiving.cancel()
+        for serving in self.serving.values():
+            serving.cancel()
+        return remains
 
     def _tick(self) -> None:
-        self._wake = self._wake_at = None
         if self.stopped:
             return
         positions: dict[StreamId | CallId, int] = {s.stream: s.watermark for s in self.receiving.values()}
@@ -179,8 +218,8 @@ class VirtualNode:
     def kill(self) -> None:
         """The process is gone at once; the kernel resets what it had open, and peers hear of it unless they cannot."""
         self.alive = False
-        if self._wake is not None:
-            self._wake.cancel()
+        self._driver.stop()
+        self._waker.cancel()
         for endpoint in self._endpoints():
             endpoint.close()
         for serving in list(self.serving.values()):
@@ -199,14 +238,13 @@ class VirtualNode:
 
     def stop(self) -> None:
         self.stopped = True
+        self._driver.pause()
         for endpoint in self._endpoints():
             endpoint.pause()
 
     def resume(self) -> None:
         self.stopped = False
-        held, self._held = self._held, []
-        for event in held:
-            self.dispatch(event)
+        self._driver.resume()
         for receiving in list(self.receiving.values()):
             receiving.resume()
         for serving in list(self.serving.values()):

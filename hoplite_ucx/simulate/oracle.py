@@ -38,6 +38,7 @@ from hoplite_ucx.protocol.messages import (
     StreamFault,
     ToDirectory,
     ToNode,
+    Unhandled,
 )
 from hoplite_ucx.protocol.node.memory import Phase
 from hoplite_ucx.simulate.cluster import Call, VirtualCluster
@@ -69,6 +70,7 @@ class Oracle:
         self._aborted: set[bytes] = set()
         self._evicted: set[tuple[NodeId, Version]] = set()
         self._polls: dict[CallId, set[bytes]] = {}  # what a call that asks once must find
+        self._unhandled: set[tuple[NodeId, CallId | bytes]] = set()  # what the directory raised over
         cluster.observers.append(self)
 
     # --- what users will do, told beforehand -------------------------------------------------------------------
@@ -114,6 +116,8 @@ class Oracle:
                 if not existing:
                     known = self._puts.setdefault(version, self._cluster.calls[call])
                     _require(known is self._cluster.calls[call], f"{version} was given to two puts", version.ref)
+            case Unhandled(calls=calls, refs=refs):
+                self._unhandled |= {(node, call) for call in calls} | {(node, ref) for ref in refs}
             case EvictAnswer(version, Eviction.GRANTED):
                 self._evicted.add((node, version))
             case Failed(ref, failure) if failure.kind is FailureKind.LOST:
@@ -239,12 +243,18 @@ class Oracle:
             FailureKind.STORE_FULL: self._cluster.shape.tight,
             FailureKind.INVALID: made_from_deleted or isinstance(call.event, ContributorsCall),
             FailureKind.TIMEOUT: self._may_be_late(call),
+            FailureKind.INTERNAL: self._met_a_trap(call),
         }
         _require(
             justified.get(kind, False),
             f"call {call.event} at {call.node.host} failed without reason: {call.answer}",
             ref,
         )
+
+    def _met_a_trap(self, call: Call) -> bool:
+        """Its node raised, or the directory did, over this very call or over what it waits for."""
+        asked = {(call.node.machine.node, what) for what in (call.event.call, *refs_of(call))}
+        return call.node.raised or bool(asked & self._unhandled)
 
     def _may_be_late(self, call: Call) -> bool:
         """Who asks once may find nothing. A wait says what is ready, unless the directory is silent."""

@@ -27,6 +27,8 @@ from hoplite_ucx.simulate.actions import (
     Poll,
     PowerOff,
     Put,
+    RaiseInDirectory,
+    RaiseInNode,
     Reduce,
     Restart,
     RestartDirectory,
@@ -41,6 +43,7 @@ from hoplite_ucx.simulate.actions import (
 from hoplite_ucx.simulate.cluster import Call, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.oracle import Oracle
+from hoplite_ucx.simulate.sabotage import raise_in
 from hoplite_ucx.simulate.streams import Serving
 
 __all__ = ["DivergedError", "Stage"]
@@ -51,7 +54,7 @@ Args = TypeVarTuple("Args")
 _A_LITTLE = 1e-9
 _FAULTS = (
     *(Kill, PowerOff, Restart, Stop, Cut, Isolate),
-    *(LoseDirectory, LosePeer, BreakStream, StallStream, CrashDirectory),
+    *(LoseDirectory, LosePeer, BreakStream, StallStream, CrashDirectory, RaiseInNode, RaiseInDirectory),
 )
 
 
@@ -92,6 +95,12 @@ class Stage:
             case RestartDirectory():
                 self._require(not self.cluster.directory.alive, action)
                 self.cluster.restart_directory()
+            case RaiseInNode(node, lines, beats):
+                self._require(self.cluster.slots[node].alive, action)
+                raise_in(self.cluster.slots[node].machine, lines, beats=beats)
+            case RaiseInDirectory(lines, beats):
+                self._require(self.cluster.directory.alive, action)
+                raise_in(self.cluster.directory.machine, lines, beats=beats)
             case Poll():
                 self._poll(action)
             case Unpin():

@@ -52,6 +52,8 @@ class DrawnStorm:
         if draw.stormy:
             for _ in range(rng.randint(1, 6)):
                 clock.at(start + rng.random() * STORM, rng.choice(self._faults.actions()))
+        for _ in range(draw.raises):
+            clock.at(start + draw.traps.random() * STORM, self._faults.raise_somewhere)
 
     def _some_askers(self, ref: int) -> list[tuple[int, float]]:
         """Who gets an object, and over how long they are spread."""

@@ -38,7 +38,7 @@ class Receiving:
         self, node: VirtualNode, effect: ReceiveEffect, segment: Segment, combining: Combining | None = None
     ) -> None:
         self._node = node
-        self._segment = segment
+        self.segment = segment
         self.stream: StreamId = effect.stream
         self.sender = effect.sender
         self.size = effect.size
@@ -59,7 +59,7 @@ class Receiving:
             return
         if self._combining is None:
             for low, high, token in spans:
-                self._segment.content.write(low, high, token)
+                self.segment.content.write(low, high, token)
         if self._node.stopped:
             self._unprocessed.append((start, end, spans))  # in the kernel's buffers until the process goes on
         else:
@@ -81,7 +81,7 @@ class Receiving:
             self._combining.receive(self._part, start, end, spans)
             return
         self.watermark = end
-        self._segment.raise_watermark(end)
+        self.segment.raise_watermark(end)
         if self.serving is not None:
             self.serving.credit()
         if end == self.size:
@@ -102,7 +102,7 @@ class Receiving:
     def _late_write(self, serving: Serving) -> None:
         """The worst that a cancelled transfer may do: write the next chunk just before it is closed."""
         for low, high, token in serving.next_spans():
-            self._segment.content.write(low, high, token)
+            self.segment.content.write(low, high, token)
 
     def cancel(self) -> None:
         """Close soon: until then, what is under way may still be written."""
@@ -131,7 +131,7 @@ class Serving:
     def __init__(self, node: VirtualNode, effect: Serve, segment: Segment, receiving: Receiving, flow: Flow) -> None:
         self._node = node
         self._effect = effect
-        self._segment = segment
+        self.segment = segment
         self._flow = flow
         self.receiving = receiving
         self.host = node.host
@@ -155,10 +155,10 @@ class Serving:
             and self._uncredited < _CREDITS
             and not (self.stuck or self.closed or self._node.stopped or self._lets_others_go())
         ):
-            end = min(self.position + effect.granule, self._segment.watermark)
+            end = min(self.position + effect.granule, self.segment.watermark)
             if end <= self.position:
                 return
-            spans = self._segment.content.read(self.position, end)
+            spans = self.segment.content.read(self.position, end)
             self._in_network += 1
             self._pushed_at = self._node.clock.now
             self._uncredited += 1
@@ -180,8 +180,8 @@ class Serving:
         return sorted(beside, key=lambda other: other._effect.rank)
 
     def next_spans(self) -> list[Span]:
-        end = min(self.position + self._effect.granule, self._segment.watermark)
-        return self._segment.content.read(self.position, end)
+        end = min(self.position + self._effect.granule, self.segment.watermark)
+        return self.segment.content.read(self.position, end)
 
     def _sent(self, start: int, end: int, spans: list[Span]) -> None:
         self._in_network -= 1
@@ -209,7 +209,7 @@ class Serving:
         if not self.closed:
             self.closed = True
             self._flow.close()
-            self._segment.readers.pop(self, None)
+            self.segment.readers.pop(self, None)
             self._node.serving.pop(self.stream, None)
             self._pump_others()
             self._node.dispatch(ServeClosed(self.stream))

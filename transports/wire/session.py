@@ -347,7 +347,8 @@ class Listener:
         on_refused: Callable[[TransportError], None] | None = None,
         max_frame: int = MAX_FRAME,
     ) -> None:
-        self._me = me
+        self.identity = me
+        """Who this process says it is to those who connect from now on."""
         self._sessions = sessions
         self._on_link = on_link
         self._on_refused = on_refused
@@ -362,7 +363,7 @@ class Listener:
         """Listen, and return the address. Raises where other hosts can connect, if there is no token to prove."""
         loop = asyncio.get_running_loop()
         family, _, _, _, name = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-        check_token(self._me.token, str(name[0]))
+        check_token(self.identity.token, str(name[0]))
         self._sock = sock = lifted(socket.socket(family, socket.SOCK_STREAM))
         try:
             sock.setblocking(False)
@@ -426,10 +427,10 @@ class Listener:
         try:
             sock.setblocking(False)
             tune(sock)
-            peer = await _run(server(self._me, self._kinds, address), sock, address)
+            peer = await _run(server(self.identity, self._kinds, address), sock, address)
             if peer.kind is Kind.BULK and self._on_link is not None:
-                if self._me.tls is not None:
-                    sock = secured = self._me.tls.wrap(sock, server_side=True)
+                if self.identity.tls is not None:
+                    sock = secured = self.identity.tls.wrap(sock, server_side=True)
                     await secured.accept_client(address, HANDSHAKE_SECONDS)
                 sock.setblocking(True)
                 self._on_link(sock, peer)
@@ -448,12 +449,12 @@ class Listener:
 
     async def _begin_session(self, session: Session, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        if self._me.tls is None:
+        if self.identity.tls is None:
             await loop.connect_accepted_socket(lambda: session, sock)
             return
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await loop.connect_accepted_socket(lambda: _SayWelcome(session), sock, ssl=self._me.tls.server)
+                await loop.connect_accepted_socket(lambda: _SayWelcome(session), sock, ssl=self.identity.tls.server)
         except TimeoutError:
             raise too_slow(session.peer.address, HANDSHAKE_SECONDS) from None
         except OSError as error:

@@ -9,7 +9,7 @@ Handlers change state only after they have checked their message; what cannot be
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Self
 
 from hoplite_ucx.protocol.directory import tombstones
 from hoplite_ucx.protocol.directory.joining import Joining
@@ -32,6 +32,7 @@ from hoplite_ucx.protocol.events import (
     Disconnect,
     FromNode,
     Probed,
+    SendNode,
     SessionLost,
     Tick,
 )
@@ -76,13 +77,16 @@ from hoplite_ucx.protocol.messages import (
     StreamFault,
     ToDirectory,
     Unfit,
+    Unhandled,
     Unwant,
     Unwatch,
     Want,
     Watch,
     Welcome,
+    asked_in,
     malformed,
 )
+from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.protocol.settings import Settings
 
 _ANSWERED = (ObjectState.READY, ObjectState.FAILED, ObjectState.DELETED)
@@ -114,6 +118,7 @@ class Directory:
         self.reductions = self.objects.reductions
         self._recovery = Recovery(self.table, self.versions, self.objects)
         self._joining = Joining(self.table, self.objects, self._recovery)
+        self._probation = Probation()
         self._sweep_due = 0.0
         self._handlers: dict[type, Callable[[Member, Any], None]] = {
             Leave: self._on_leave,
@@ -146,6 +151,15 @@ class Directory:
         self.world.recovering = True
         self.world.timers.set("recover", now + self.settings.lease)
 
+    def successor(self, incarnation: int, event: DirectoryEvent, now: float) -> Self:
+        """The machine that goes on when this one has raised: a new incarnation, which hears the nodes as after a crash.
+        Whose message it was waits, if it happens again."""
+        successor = type(self)(incarnation, self.cluster, self.settings, self.world.difference)
+        successor._probation = self._probation
+        successor._probation.note(event.node if isinstance(event, FromNode) else None, now, self.settings.lease)
+        successor.recover(now)
+        return successor
+
     def handle(self, event: DirectoryEvent, now: float) -> list[DirectoryEffect]:
         self.world.now = now
         match event:
@@ -164,6 +178,14 @@ class Directory:
         if self.world.take_supply_change():
             place_starving(self.table)
         return self.world.take_effects()
+
+    def farewell(self, event: DirectoryEvent, failure: Failure) -> list[DirectoryEffect]:
+        """What is said in the sessions of a machine that raised, before they end: who asked hears that it failed. So
+        its `Join` does not ask again."""
+        calls, refs = asked_in(event.message) if isinstance(event, FromNode) else ((), ())
+        if not isinstance(event, FromNode) or not (calls or refs):
+            return []
+        return [SendNode(event.node, Unhandled(failure, calls, refs))]
 
     def look(self, ref: bytes) -> Answer:
         """What a reader is told of a ref. This changes nothing, and may come between any two events."""
@@ -225,6 +247,9 @@ class Directory:
         elif self.members.is_fenced(node):
             self.world.send(node, Fenced(node))
             self.world.emit(Disconnect(node))
+        elif (wait := max(self._probation.left(who, self.world.now) for who in (node, None))) > 0:
+            detail = f"this directory failed {self._times_failed(node)} times; it takes {label(node)} in {wait:.1f} s"
+            self._reject(node, FailureKind.INTERNAL, detail, "see the directory's messages, and report this")
         else:
             earlier = self.members.predecessor(join)
             if earlier is not None:
@@ -242,6 +267,9 @@ class Directory:
             self.world.supply_changed()
             if self.world.recovering and self._recovery.heard_all():
                 self._end_recovery()
+
+    def _times_failed(self, node: NodeId) -> int:
+        return max(self._probation.times(who) for who in (node, None))
 
     def _repeat_calls(self, member: Member, join: Join) -> None:
         """What the node still waits for is asked anew: the answers may have been lost."""

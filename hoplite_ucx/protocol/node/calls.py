@@ -14,6 +14,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     CallFailed,
@@ -52,6 +54,7 @@ from hoplite_ucx.protocol.messages import (
     PutAccepted,
     Reduce,
     Tombstone,
+    Unhandled,
     Unwatch,
     Watch,
 )
@@ -148,12 +151,16 @@ class Calls:
         elif len(call.layout) > MAX_LAYOUT:
             self._refuse(call.call, f"a layout of {len(call.layout)} bytes is over the limit of {MAX_LAYOUT}", call.ref)
         else:
-            put = self.puts[call.call] = PendingPut(call)
+            put = PendingPut(call)
             self._set_request_deadline(call.call, call.deadline)
-            put.request = Request(
-                call.size, patient=True, granted=lambda: self._put_granted(put), denied=lambda: self._put_denied(put)
-            )
-            self._memory.request(put.request)
+            self._begin_put(put)
+
+    def _begin_put(self, put: PendingPut) -> None:
+        self.puts[put.call.call] = put
+        put.request = Request(
+            put.call.size, patient=True, granted=lambda: self._put_granted(put), denied=lambda: self._put_denied(put)
+        )
+        self._memory.request(put.request)
 
     def _put_granted(self, put: PendingPut) -> None:
         call = put.call
@@ -162,7 +169,7 @@ class Calls:
         if call.data is not None:
             self._context.emit(Fill(put.holding.segment, call.data))
             put.holding.watermark = call.size
-            if call.fresh and self._context.hears_directory():
+            if call.fresh and not put.told and self._context.hears_directory():
                 # It is put when this node has it: nothing that the directory could answer would change that. But if
                 # nobody can learn of it, its user must know.
                 put.told = True
@@ -177,6 +184,8 @@ class Calls:
 
     def _put_denied(self, put: PendingPut) -> None:
         del self.puts[put.call.call]
+        if put.told:
+            return
         self._context.answer(CallFailed(put.call.call, store_full(put.call.ref, put.call.size, self._memory)))
 
     def put_accepted(self, accepted: PutAccepted) -> None:
@@ -513,6 +522,44 @@ class Calls:
         if poll.until is not None and not poll.is_final(self._context.now):
             at = min(at, poll.until)
         self._context.timers.set(("call", call), at)
+
+    def unhandled(self, message: Unhandled) -> None:
+        """The directory failed over these calls, or over what somebody here waits for: they do not come again."""
+        for call in message.calls:
+            if (put := self.puts.get(call)) is not None:
+                if not (put.told or put.answered):  # else nobody hears it, and it is offered again
+                    self._fail_put(put, replace(message.failure, ref=put.call.ref))
+            elif (refs := self._refs_of(call)) is not None:
+                self._fail(call, replace(message.failure, ref=refs[0]))
+        for ref in message.refs:
+            failure = replace(message.failure, ref=ref)
+            self._fetching.failed(ref, failure)
+            for call in list(self._watchers.get(ref, ())):
+                self._fail(call, failure)
+
+    def _refs_of(self, call: CallId) -> tuple[bytes, ...] | None:
+        """What an open call that is not a put is about."""
+        if (ref := self._fetching.getters.get(call)) is not None:
+            return (ref,)
+        if (wait := self.waits.get(call)) is not None:
+            return wait.call.refs
+        if (delete := self.deletes.get(call)) is not None:
+            return delete.call.refs
+        if (reduce := self.reduces.get(call)) is not None:
+            return (reduce.target,)
+        if (ask := self.asks.get(call)) is not None:
+            return (ask.ref,)
+        question = self.questions.get(call)
+        return question.refs if question is not None else None
+
+    def succeed(self, earlier: "Calls") -> None:
+        """Go on with what the users of an earlier machine were told is done."""
+        self.submitted = dict(earlier.submitted)
+        self._deleted = deque(earlier._deleted)
+        self._tombstones = sum(len(deleted.refs) for deleted in self._deleted)
+        for put in list(earlier.puts.values()):
+            if put.told and not put.answered:
+                self._begin_put(PendingPut(put.call, told=True))
 
     def cancel(self, call: CallId) -> None:
         """The caller is gone. A segment that it was filling is not written to any more."""

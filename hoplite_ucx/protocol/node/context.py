@@ -105,6 +105,13 @@ class Context:
         self._streams += 1
         return StreamId(self.node, self._streams)
 
+    def succeed(self, earlier: "Context") -> None:
+        """Go on where an earlier machine of this node was: no stream has the name of another."""
+        self.now = earlier.now
+        self.incarnation = earlier.incarnation
+        self.stories = earlier.stories
+        self._streams = earlier._streams
+
     def take_effects(self) -> list[NodeEffect]:
         effects, self._effects = self._effects, []
         return effects

@@ -134,6 +134,8 @@ def _count_uses(state: NodeState) -> dict[int, int]:
     for assembly in state.fetching.assembling.assemblies.values():
         for made in assembly.made.values():
             uses[made.segment] = uses.get(made.segment, 0) + 1
+    for inherited in state.inheritance.uses():
+        uses[inherited.segment] = uses.get(inherited.segment, 0) + 1
     return uses
 
 

@@ -8,6 +8,7 @@ back after a lost session, and takes a new name when the directory has declared 
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Self
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
@@ -71,6 +72,7 @@ from hoplite_ucx.protocol.messages import (
     StreamStatus,
     ToNode,
     ToPeer,
+    Unhandled,
     Welcome,
 )
 from hoplite_ucx.protocol.node.calls import Calls
@@ -80,6 +82,8 @@ from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
 from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.reducing import Reducing
 from hoplite_ucx.protocol.node.serving import Serving
+from hoplite_ucx.protocol.node.succession import Inheritance, Remains
+from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.protocol.settings import GIB, Settings
 
 # The round trips of the last heartbeats, of which the quickest is told.
@@ -132,6 +136,8 @@ class NodeState:
         self.fetching = Fetching(self._context, self.memory, self.serving, self.receiving)
         self.reducing = Reducing(self._context, self.memory, self.serving, self.fetching)
         self.calls = Calls(self._context, self.memory, self.serving, self.fetching)
+        self.inheritance = Inheritance()
+        self._probation = Probation()
         self._members = 0  # of the cluster, as the directory said last
         self._failures_to_connect = 0
         self._beats_sent: deque[float] = deque()  # that were not answered yet
@@ -153,6 +159,27 @@ class NodeState:
         self._set_beat()
         return self._context.take_effects()
 
+    def successor(self, remains: Remains, now: float) -> tuple[Self, list[NodeEffect]]:
+        """The machine that goes on when this one has raised, and what it asks for first. It keeps this node's name, its
+        whole objects and what its users were told is done (see `succession`); it joins again, and the directory takes
+        all else for lost. Calls are not taken over: the shell fails those that are open."""
+        successor = type(self)(self.node, self._profile, self._context.settings)
+        return successor, successor._succeed(self, remains, now)
+
+    def _succeed(self, earlier: Self, remains: Remains, now: float) -> list[NodeEffect]:
+        self._context.succeed(earlier._context)
+        self._context.now = now
+        self._context.hear()
+        self._members = earlier._members
+        self._failures_to_connect = earlier._failures_to_connect
+        self._probation = earlier._probation
+        self._probation.note(None, now, self._context.settings.lease)
+        self.inheritance.take(self.memory, earlier.memory, remains)
+        self.calls.succeed(earlier.calls)
+        self._session_lost()
+        self._set_beat()
+        return self._context.take_effects()
+
     def handle(self, event: NodeEvent, now: float) -> list[NodeEffect]:
         self._context.now = now
         match event:
@@ -164,10 +191,12 @@ class NodeState:
                 self.calls.put(event)
             case FromPeer(peer, message):
                 self._on_peer_message(peer, message)
-            case ReceiveClosed():
-                self.fetching.closed(event)
+            case ReceiveClosed(stream):
+                if not self.inheritance.receive_closed(self.memory, stream):
+                    self.fetching.closed(event)
             case ServeClosed(stream):
-                self.serving.closed(stream)
+                if not self.inheritance.serve_closed(self.memory, stream):
+                    self.serving.closed(stream)
             case PutFinished(call):
                 self.calls.put_finished(call)
             case WaitCall():
@@ -305,6 +334,7 @@ class NodeState:
         settings = self._context.settings
         delay = min(settings.reconnect * 2**self._failures_to_connect, settings.lease / 4)
         self._failures_to_connect = min(self._failures_to_connect + 1, 16)
+        delay = max(delay, self._probation.left(None, self._context.now))
         self._context.timers.set("connect", self._context.now + delay)
 
     def _on_welcome(self, welcome: Welcome) -> None:
@@ -424,6 +454,8 @@ class NodeState:
                 self._on_welcome(message)
             case Fenced():
                 self._on_fenced(message)
+            case Unhandled():
+                self.calls.unhandled(message)
             case Rejected(failure):
                 if not self._context.welcomed:
                     self._refused(failure)

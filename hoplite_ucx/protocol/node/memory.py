@@ -278,6 +278,19 @@ class Memory:
         self._context.emit(Allocate(holding.segment, size))
         return holding
 
+    def restore(self, holding: Holding) -> None:
+        """Take what an earlier machine left into the accounts."""
+        self.segments[holding.segment] = holding
+        if holding.parent is None:
+            self.used += holding.size
+        else:
+            holding.parent.windows += 1
+        self.pinned |= dict.fromkeys(holding.pins, holding)
+
+    def skip_numbers(self, earlier: "Memory") -> None:
+        """No segment has the number of another that was there before."""
+        self._next_segment = earlier._next_segment
+
     def window(self, parent: Holding, offset: int, size: int, phase: Phase, ref: bytes) -> Holding:
         """A piece of another holding, as a holding of its own; the other stays while it does."""
         self._next_segment += 1

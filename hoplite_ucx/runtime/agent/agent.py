@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import warnings
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,8 @@ from typing import Any
 import msgspec
 
 from hoplite_ucx.protocol import NodeState
-from hoplite_ucx.protocol.errors import Failure, HopliteError
+from hoplite_ucx.protocol.driver import Driver
+from hoplite_ucx.protocol.errors import Failure, HopliteError, internal
 from hoplite_ucx.protocol.events import (
     Allocate,
     CancelReceive,
@@ -38,6 +38,7 @@ from hoplite_ucx.protocol.events import (
     Free,
     FromDirectory,
     FromPeer,
+    NodeEffect,
     NodeEvent,
     Receive,
     ReceiveClosed,
@@ -52,12 +53,13 @@ from hoplite_ucx.protocol.events import (
 from hoplite_ucx.protocol.ids import NodeId, StreamId, identity_of, label, node_id
 from hoplite_ucx.protocol.messages import Leave, StreamFault, StreamRefused, Welcome, decode_to_node, encode
 from hoplite_ucx.protocol.node.machine import NodeProfile
+from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.agent.failed_effects import calls_behind, events_instead, failure_of
 from hoplite_ucx.runtime.agent.local_streams import LocalStreams
 from hoplite_ucx.runtime.agent.peer_sessions import PeerSessions
 from hoplite_ucx.runtime.agent.slots import Combiner, Slot
-from hoplite_ucx.runtime.agent.store import SegmentSink, Store
+from hoplite_ucx.runtime.agent.store import Piece, SegmentSink, Store
 from hoplite_ucx.runtime.agent.stream_history import ReceivedStream, StreamHistory
 from hoplite_ucx.runtime.agent.workers import Workers
 from hoplite_ucx.runtime.host.addresses import host_towards
@@ -67,6 +69,7 @@ from hoplite_ucx.runtime.objects.kernels import Kernel, combine_bytes
 from hoplite_ucx.runtime.settings import HostSettings, cluster_settings
 from hoplite_ucx.runtime.shell.directory_status import ask_status
 from hoplite_ucx.runtime.shell.early_links import introduced
+from hoplite_ucx.runtime.shell.raised_machines import tell_raised
 from hoplite_ucx.runtime.shell.refused_connections import tell_refused
 from hoplite_ucx.runtime.shell.wakeups import Waker, now
 from hoplite_ucx.settings.errors import ConfigurationError
@@ -110,13 +113,13 @@ class Agent:
         self.agent_id = f"{self._identity_number:x}"
         self.cluster = ""
         self.address = ""
-        self._events: deque[NodeEvent] = deque()
-        self._handling = False
         self._closed = False
         self._directory: Session | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._alone_since: float | None = now()
         self._slots: dict[int, Slot] = {}
+        self._receiving: dict[StreamId, int] = {}  # streams that are not closed, and the segment of each
+        self._serving: dict[StreamId, int] = {}
         self._history = StreamHistory()
         self._started = now()
 
@@ -175,12 +178,21 @@ class Agent:
         }
         self._waker = Waker(self._loop, self._tick)
         self._workers.listen(socket_name(self.cluster, self.agent_id))
-        self._apply(self.machine.start(now()))
-        self._waker.set(self.machine.wakeup())
+        self._driver: Driver[NodeEvent, NodeEffect] = Driver(
+            self.machine,
+            NodeEffect,
+            self._perform,
+            now=now,
+            wake=self._waker.set,
+            succeed=self._succeed,
+            unperformed=self._not_performed,
+        )
+        self._driver.begin(self.machine.start(now()))
 
     async def close(self) -> None:
         """Leave the cluster on purpose."""
         self._closed = True
+        self._driver.stop()
         self._waker.cancel()
         if self._directory is not None:
             self._directory.send(encode(Leave()))
@@ -220,41 +232,69 @@ class Agent:
     # --- the machine -------------------------------------------------------------------------------------------
 
     def dispatch(self, event: NodeEvent) -> None:
-        """Handle an event and perform what follows; events that come of that wait their turn."""
-        self._events.append(event)
-        if self._handling or self._closed:
-            return
-        self._handling = True
-        try:
-            while self._events:
-                self._handle(self._events.popleft())
-        finally:
-            self._handling = False
-        self._waker.set(self.machine.wakeup())
-
-    def _handle(self, event: NodeEvent) -> None:
-        try:
-            effects = self.machine.handle(event, now())
-        except Exception as error:  # a fault of ours in one event must not end the node, nor make its caller wait
-            _log.exception("%s could not be handled", type(event).__name__)
-            call = getattr(event, "call", None)
-            if call is not None:
-                self._workers.fail(call, failure_of(error, type(event).__name__))
-            return
-        self._apply(effects)
+        self._driver.feed(event)
 
     def _dispatch_soon(self, event: NodeEvent) -> None:
         """From any thread."""
         if not self._closed:
             self._loop.call_soon_threadsafe(self.dispatch, event)
 
-    def _apply(self, effects: list[Any]) -> None:
-        for effect in effects:
-            try:
-                self._perform[type(effect)](effect)
-            except Exception as error:  # one that cannot be performed must not take the others with it
-                _log.exception("%s could not be performed", type(effect).__name__)
-                self._unperformed(effect, failure_of(error, type(effect).__name__))
+    def _stream_over(self, event: ReceiveClosed | ServeClosed) -> None:
+        streams = self._receiving if isinstance(event, ReceiveClosed) else self._serving
+        streams.pop(event.stream, None)
+        self.dispatch(event)
+
+    def _stream_over_soon(self, event: ReceiveClosed | ServeClosed) -> None:
+        """From any thread."""
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self._stream_over, event)
+
+    def _succeed(self, event: NodeEvent, error: Exception) -> None:
+        """The machine raised: whoever waits for it hears so, and another goes on with what is certain."""
+        doing = type(event).__name__
+        tell_raised(_log, event, error, self.machine)
+        try:
+            remains = self._close_all()
+            self.machine, effects = self.machine.successor(remains, now())
+            self._workers.fail_all(internal("agent", doing, error))
+            self._driver.begin(effects, self.machine)
+        except Exception:
+            _log.critical("no machine can go on with what is here: this agent ends", exc_info=True)
+            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
+            raise
+
+    def _close_all(self) -> Remains:
+        """End what the machine began, as far as that can be done at once, and say what is left."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._disconnect_directory(DisconnectDirectory())
+        self._alone_since = now()
+        self._peers.close()
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+        remains = Remains(
+            {
+                number: RemainingSegment(
+                    segment.size,
+                    segment.watermark() == segment.size,
+                    segment.whole.number if isinstance(segment, Piece) else None,
+                )
+                for number, segment in self._store.segments.items()
+            },
+            dict(self._receiving),
+            dict(self._serving),
+            self._workers.pins(),
+        )
+        for stream in remains.receiving:
+            self._cancel_receive(CancelReceive(stream))
+        for stream in remains.serving:
+            self._cancel_serve(CancelServe(stream))
+        return remains
+
+    def _not_performed(self, effect: NodeEffect, error: Exception) -> None:
+        _log.error("%s could not be performed", type(effect).__name__, exc_info=error)
+        self._unperformed(effect, failure_of(error, type(effect).__name__))
 
     def _unperformed(self, effect: Any, failure: Failure) -> None:
         """Whoever waits for it hears so now."""
@@ -264,7 +304,10 @@ class Agent:
         for call in calls_behind(effect, self.machine):
             self._workers.fail(call, failure)
         for event in events_instead(effect, failure):
-            self.dispatch(event)
+            if isinstance(event, ReceiveClosed | ServeClosed):
+                self._stream_over(event)
+            else:
+                self.dispatch(event)
 
     def _tick(self) -> None:
         patience = self._profile.patience
@@ -385,6 +428,7 @@ class Agent:
 
     def _receive(self, effect: Receive) -> None:
         stream, key = effect.stream, (effect.stream.receiver, effect.stream.number)
+        self._receiving[stream] = effect.segment
         sink, stands = self._sink(effect)
         if stands != effect.offset:
             self._received(stream, stands, Fault.BROKEN)  # the machine begins again where the bytes are
@@ -422,7 +466,7 @@ class Agent:
 
     def _received(self, stream: StreamId, watermark: int, fault: Fault | None) -> None:
         self._history.closed(stream, watermark, fault)
-        self._dispatch_soon(ReceiveClosed(stream, watermark, StreamFault.BROKEN if fault is not None else None))
+        self._stream_over_soon(ReceiveClosed(stream, watermark, StreamFault.BROKEN if fault is not None else None))
 
     def _cancel_receive(self, effect: CancelReceive) -> None:
         key = (effect.stream.receiver, effect.stream.number)
@@ -432,7 +476,8 @@ class Agent:
     def _serve(self, effect: Serve) -> None:
         stream, key = effect.stream, (effect.stream.receiver, effect.stream.number)
         segment = self._store[effect.segment]
-        on_closed = partial(self._dispatch_soon, ServeClosed(stream))
+        self._serving[stream] = effect.segment
+        on_closed = partial(self._stream_over_soon, ServeClosed(stream))
         if self._is_me(stream.receiver):
             self._local.serve(key, segment, on_closed)
             return

@@ -8,7 +8,7 @@ the machine needs to hear instead, and which calls are over.
 from typing import Any
 
 from hoplite_ucx.protocol import NodeState
-from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError, internal
 from hoplite_ucx.protocol.events import (
     Combine,
     CombineBytes,
@@ -37,8 +37,7 @@ def failure_of(error: Exception, doing: str) -> Failure:
             "delete objects, or raise the host's limits",
         )
         return Failure(FailureKind.STORE_FULL, detail, remedy)
-    detail = f"{doing} failed in the agent: {type(error).__name__}: {error}"
-    return Failure(FailureKind.INTERNAL, detail, "see the agent's messages, and report this")
+    return internal("agent", doing, error)
 
 
 def events_instead(effect: Any, failure: Failure) -> list[NodeEvent]:

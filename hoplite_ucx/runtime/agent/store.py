@@ -115,7 +115,7 @@ class Piece(Segment):
     def __init__(self, number: int, whole: Segment, offset: int, size: int) -> None:
         super().__init__(number, size)
         self.offset = offset
-        self._whole = whole
+        self.whole = whole
         self.memory = whole.memory[offset : offset + size]
         self._watermark = min(size, max(0, whole.watermark() - offset))
         whole.expect(size - self._watermark)
@@ -124,7 +124,7 @@ class Piece(Segment):
         before = self._watermark
         super().raise_watermark(watermark)
         if self._watermark > before:
-            self._whole.filled(self._watermark - before)
+            self.whole.filled(self._watermark - before)
 
 
 class SegmentSink:

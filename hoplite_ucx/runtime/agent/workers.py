@@ -78,6 +78,8 @@ class _Pin:
 class _Call:
     session: "WorkerSession"
     number: int
+    ref: bytes | None
+    """What it is about, or the first of those."""
     data: bytes | None = None
     """A small put's bytes that are over the inline limit: they go into its segment when there is one."""
     by_hand: bool = False
@@ -227,7 +229,7 @@ class Workers:
     def request(self, session: "WorkerSession", request: wire.Request) -> None:
         match request:
             case wire.GetRequest(number, ref, timeout, once):
-                self._dispatch(GetCall(self._begin(session, number), ref, _deadline(timeout), once))
+                self._dispatch(GetCall(self._begin(session, number, ref), ref, _deadline(timeout), once))
             case wire.PutRequest():
                 self._put(session, request)
             case wire.PutProgress(number, watermark):
@@ -236,23 +238,23 @@ class Workers:
             case wire.PutEnd(number):
                 self._put_end(session, number)
             case wire.WaitRequest(number, refs, count, timeout):
-                self._dispatch(WaitCall(self._begin(session, number), refs, count, _deadline(timeout)))
+                self._dispatch(WaitCall(self._begin(session, number, *refs[:1]), refs, count, _deadline(timeout)))
             case wire.DeleteRequest(number, refs, timeout):
                 if session.worker is not None and session.worker.owned:
                     for ref in refs:
                         session.worker.owned.pop(ref, None)
-                self._dispatch(DeleteCall(self._begin(session, number), refs, _deadline(timeout)))
+                self._dispatch(DeleteCall(self._begin(session, number, *refs[:1]), refs, _deadline(timeout)))
             case wire.OwnRequest(number, refs):
                 if session.worker is not None:
                     session.worker.owned |= dict.fromkeys(refs)
                 session.send(wire.Done(number))
             case wire.ReduceRequest(number, target, sources, op, count, timeout, everywhere):
-                call = self._begin(session, number)
+                call = self._begin(session, number, target)
                 self._dispatch(ReduceCall(call, target, sources, op, count, _deadline(timeout), everywhere))
             case wire.ContributorsRequest(number, ref, timeout):
-                self._dispatch(ContributorsCall(self._begin(session, number), ref, _deadline(timeout)))
+                self._dispatch(ContributorsCall(self._begin(session, number, ref), ref, _deadline(timeout)))
             case wire.DescribeRequest(number, refs, timeout):
-                self._dispatch(DescribeCall(self._begin(session, number), refs, _deadline(timeout)))
+                self._dispatch(DescribeCall(self._begin(session, number, *refs[:1]), refs, _deadline(timeout)))
             case wire.Cancel(number):
                 self._cancel(session, number)
             case wire.StatusRequest(number, history):
@@ -267,10 +269,16 @@ class Workers:
                 session.close()  # said twice
 
     def _begin(
-        self, session: "WorkerSession", number: int, data: bytes | None = None, *, by_hand: bool = False
+        self,
+        session: "WorkerSession",
+        number: int,
+        ref: bytes | None = None,
+        data: bytes | None = None,
+        *,
+        by_hand: bool = False,
     ) -> CallId:
         self._next_call += 1
-        self._calls[self._next_call] = _Call(session, number, data, by_hand)
+        self._calls[self._next_call] = _Call(session, number, ref, data, by_hand)
         session.calls[number] = self._next_call
         return self._next_call
 
@@ -280,7 +288,7 @@ class Workers:
             detail = f"{len(put.data or b'')} bytes came with a put of {put.size}"
             session.send(wire.Refused(put.call, Failure(FailureKind.INVALID, detail, "correct the call", put.ref)))
             return
-        call = self._begin(session, put.call, put.data, by_hand=put.by_hand)
+        call = self._begin(session, put.call, put.ref, put.data, by_hand=put.by_hand)
         data = put.data if inline else None
         self._dispatch(PutCall(call, put.ref, put.size, put.layout, data, _deadline(put.timeout), put.fresh))
 
@@ -382,6 +390,20 @@ class Workers:
         """The agent cannot carry a call out: its caller is told, and the machine forgets it."""
         self._reply(call, lambda number: wire.Refused(number, failure))
         self._dispatch(CancelCall(call))
+
+    def fail_all(self, failure: Failure) -> None:
+        """The machine that knew these calls is gone. What a worker still writes is nobody's any more."""
+        calls, self._calls = self._calls, {}
+        for entry in calls.values():
+            if entry.segment is not None and entry.segment.backing is not None:
+                entry.segment.backing.tainted = True
+            entry.session.calls.pop(entry.number, None)
+            if not entry.answered:
+                entry.session.send(wire.Refused(entry.number, replace(failure, ref=entry.ref)))
+
+    def pins(self) -> frozenset[CallId]:
+        """The gets whose memory workers have."""
+        return frozenset(call for worker in self._workers.values() for call in worker.pins)
 
     def _got(self, got: Got) -> None:
         """The call is over only when its answer is made: what fails before that can still be told."""

@@ -6,13 +6,16 @@ take at once is all that can wait for a reader. Their number is bounded.
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from struct import Struct
 
-from hoplite_ucx.protocol.ids import REF_BYTES
+from hoplite_ucx.protocol.ids import REF_BYTES, short
 from hoplite_ucx.protocol.lookups import QUESTION, Answer, encode
 from hoplite_ucx.transports.wire.handshake import Peer
+
+_log = logging.getLogger("hoplite.directory")
 
 MAX_READERS = 4096
 """More are turned away, and go on through their agents."""
@@ -80,7 +83,12 @@ class _Session:
             self.close()
 
     def _answer(self, ref: bytes) -> None:
-        answer = encode(self._look(ref))
+        try:
+            answer = encode(self._look(ref))
+        except Exception:  # to look changes nothing: the reader asks its agent instead
+            _log.exception("the lookup of %s failed", short(ref))
+            self.close()
+            return
         frame = _LENGTH.pack(len(answer)) + answer
         try:
             sent = self._sock.send(frame)

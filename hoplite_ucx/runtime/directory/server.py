@@ -11,15 +11,16 @@ none, since workers have no certificate.
 
 import asyncio
 import logging
+import signal
 import time
-from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from hoplite_ucx.protocol import Directory, lookups
-from hoplite_ucx.protocol.errors import Failure, HopliteError
+from hoplite_ucx.protocol.driver import Driver
+from hoplite_ucx.protocol.errors import Failure, HopliteError, internal
 from hoplite_ucx.protocol.events import (
     DirectoryEffect,
     DirectoryEvent,
@@ -38,6 +39,7 @@ from hoplite_ucx.runtime.directory.lookup_sessions import Readers
 from hoplite_ucx.runtime.objects.trees import difference
 from hoplite_ucx.runtime.shell.directory_status import STATUS
 from hoplite_ucx.runtime.shell.early_links import introduction
+from hoplite_ucx.runtime.shell.raised_machines import tell_raised
 from hoplite_ucx.runtime.shell.refused_connections import tell_malformed, tell_refused
 from hoplite_ucx.runtime.shell.wakeups import Waker, now
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
@@ -57,30 +59,32 @@ class DirectoryServer:
     """Measurements may lay trees in another way."""
 
     def __init__(self, cluster: str, token: bytes, settings: Settings | None = None, tls: Tls | None = None) -> None:
-        incarnation = time.time_ns() // 1_000_000
+        incarnation = _incarnation_after(0)
         self._settings = settings or Settings()
         self.machine = self.directory_machine(incarnation, cluster, self._settings, difference)
         info = lookups.encode_incarnation(incarnation)
         self._identity = Identity(DIRECTORY_NODE, token, cluster.encode(), info, tls=tls)
         self._sessions: dict[NodeId, Session] = {}
-        self._readers = Readers(self.machine.look)
-        self._events: deque[DirectoryEvent] = deque()
-        self._handling = False
+        self._readers = Readers(self._look)
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = now()
-        self._perform: dict[type, Callable[[Any], None]] = {
-            SendNode: self._send,
-            Probe: self._probe,
-            Disconnect: self._disconnect,
-        }
 
     async def start(self, host: str, port: int, *, successor: bool = False) -> str:
         """Listen, and return the address. A successor first hears what the nodes of an earlier directory have."""
         raise_descriptor_limit()
         self._waker = Waker(asyncio.get_running_loop(), lambda: self.dispatch(Tick()))
+        self._driver: Driver[DirectoryEvent, DirectoryEffect] = Driver(
+            self.machine,
+            DirectoryEffect,
+            {SendNode: self._send, Probe: self._probe, Disconnect: self._disconnect},
+            now=now,
+            wake=self._waker.set,
+            succeed=self._succeed,
+            unperformed=_not_performed,
+        )
         if successor:
             self.machine.recover(now())
-            self._waker.set(self.machine.wakeup())
+        self._driver.begin([])
         readers = {Kind.READER: self._readers.accept} if self._identity.tls is None else {}
         self._listener = Listener(
             self._identity, {Kind.CONTROL: self._accept}, sockets=readers, on_refused=tell_refused
@@ -88,6 +92,7 @@ class DirectoryServer:
         return await self._listener.start(host, port)
 
     async def close(self) -> None:
+        self._driver.stop()
         self._waker.cancel()
         await self._listener.close()
         for task in self._tasks:
@@ -96,27 +101,32 @@ class DirectoryServer:
         for session in self._sessions.values():
             session.close()
 
+    def _look(self, ref: bytes) -> lookups.Answer:
+        """Asked of whichever machine it is now."""
+        return self.machine.look(ref)
+
     # --- the machine -------------------------------------------------------------------------------------------
 
     def dispatch(self, event: DirectoryEvent) -> None:
-        """Handle an event and perform what follows; events that come of that wait their turn."""
-        self._events.append(event)
-        if self._handling:
-            return
-        self._handling = True
-        try:
-            while self._events:
-                self._apply(self.machine.handle(self._events.popleft(), now()))
-        finally:
-            self._handling = False
-        self._waker.set(self.machine.wakeup())
+        self._driver.feed(event)
 
-    def _apply(self, effects: list[DirectoryEffect]) -> None:
-        for effect in effects:
-            try:
-                self._perform[type(effect)](effect)
-            except Exception:  # one that cannot be performed must not take the others with it
-                _log.exception("%s could not be performed", effect)
+    def _succeed(self, event: DirectoryEvent, error: Exception) -> None:
+        """The machine raised: who asked hears so, and a new incarnation hears the nodes, as after a crash."""
+        tell_raised(_log, event, error, self.machine)
+        try:
+            self._driver.begin(self.machine.farewell(event, internal("directory", type(event).__name__, error)))
+            sessions, self._sessions = self._sessions, {}
+            for session in sessions.values():
+                session.close()
+            self._readers.close()
+            self.machine = self.machine.successor(_incarnation_after(self.machine.incarnation), event, now())
+            info = lookups.encode_incarnation(self.machine.incarnation)
+            self._identity = self._listener.identity = replace(self._identity, info=info)
+            self._driver.begin([], self.machine)
+        except Exception:
+            _log.critical("no machine can take over: this directory ends", exc_info=True)
+            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
+            raise
 
     def _send(self, effect: SendNode) -> None:
         session = self._sessions.get(effect.node)
@@ -219,3 +229,11 @@ class DirectoryServer:
                 for member in machine.nodes()
             ],
         }
+
+
+def _incarnation_after(earlier: int) -> int:
+    return max(time.time_ns() // 1_000_000, earlier + 1)
+
+
+def _not_performed(effect: DirectoryEffect, error: Exception) -> None:
+    _log.error("%s could not be performed", effect, exc_info=error)

@@ -1,0 +1,26 @@
+"""What is logged when a machine raised: the fault itself, and the story of the objects that the event was about."""
+
+import logging
+
+from hoplite_ucx.protocol import Directory, NodeState
+from hoplite_ucx.protocol.events import DirectoryEvent, FromDirectory, FromNode, FromPeer, NodeEvent, refs_in
+from hoplite_ucx.protocol.ids import short
+
+
+def tell_raised(
+    log: logging.Logger, event: DirectoryEvent | NodeEvent, error: Exception, machine: Directory | NodeState
+) -> None:
+    what = type(event).__name__
+    if isinstance(event, FromNode | FromDirectory | FromPeer):
+        what = f"{what}({type(event.message).__name__})"
+    refs = refs_in(event)
+    about = f" of {', '.join(map(short, refs))}" if refs else ""
+    log.error(
+        "%s%s could not be handled: a fault of this program, please report it; it goes on with what is certain",
+        what,
+        about,
+        exc_info=error,
+    )
+    for ref in refs:
+        for when, line in machine.story(ref):
+            log.error("%.6f %s", when, line)
