@@ -177,7 +177,7 @@ class NodeState:
         self.inheritance.take(self.memory, earlier.memory, remains)
         self.calls.succeed(earlier.calls)
         self._session_lost()
-        self._set_beat()
+        self._set_beat(self._probation.left(None, now))  # it may be the heartbeat that raises
         return self._context.take_effects()
 
     def handle(self, event: NodeEvent, now: float) -> list[NodeEffect]:
@@ -397,8 +397,8 @@ class NodeState:
                 quickest = min(self._round_trips, default=0.0)
                 self._context.tell_directory(Heartbeat(self.receiving.progress(), quickest))
 
-    def _set_beat(self) -> None:
-        self._context.beat_due = self._context.now + self._context.settings.heartbeat
+    def _set_beat(self, at_least: float = 0.0) -> None:
+        self._context.beat_due = self._context.now + max(self._context.settings.heartbeat, at_least)
         self._context.timers.set("beat", self._context.beat_due)
 
     # --- messages ----------------------------------------------------------------------------------------------

@@ -1,66 +1,17 @@
 """Effects that the agent cannot perform: whoever waits for them hears so at once, and the agent goes on."""
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from hoplite_ucx.errors import HopliteError, InternalError, StoreFullError
 from hoplite_ucx.protocol.events import Combine, CombineBytes, DeleteDone, Got, PutReady, Receive, Serve
-from hoplite_ucx.runtime.agent.agent import Agent, AgentProfile
-from hoplite_ucx.runtime.launch.processes import Child
-from hoplite_ucx.runtime.local.socket_names import socket_name
-from hoplite_ucx.runtime.worker.client import Client
-from tests.tools.live import RATE, TOKEN, Host, Live, live_cluster
-from tests.tools.waiting import HANG
+from tests.tools.here import agent_here
+from tests.tools.live import live_cluster
 
 LARGE = np.arange(1 << 20, dtype=np.float64)
 SMALL = np.arange(16, dtype=np.float64)
-
-
-class Here:
-    """An agent in this process, so that its effects can be broken, and a client of it."""
-
-    def __init__(self, agent: Agent, client: Client) -> None:
-        self.agent = agent
-        self.host = Host(Child(None, {}), client)  # type: ignore[arg-type]
-
-    def breaks(self, effect: type, error: Exception, times: int = 1_000_000) -> None:
-        perform = self.agent._perform[effect]
-        left = times
-
-        def broken(what: Any) -> None:
-            nonlocal left
-            if left:
-                left -= 1
-                raise error
-            perform(what)
-
-        self.agent._perform[effect] = broken
-
-
-@contextmanager
-def agent_here(live: Live) -> Iterator[Here]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    agent = Agent(AgentProfile(directory=live.address, token=TOKEN, host="127.0.0.1", memory=1 << 30, rate=RATE))
-    try:
-        asyncio.run_coroutine_threadsafe(agent.start(), loop).result(HANG)
-        client = Client(socket_name(agent.cluster, agent.agent_id))
-        try:
-            yield Here(agent, client)
-        finally:
-            client.close()
-            asyncio.run_coroutine_threadsafe(agent.close(), loop).result(HANG)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(HANG)
-        loop.close()
 
 
 def fails(call: Callable[[], object], kind: type[HopliteError]) -> HopliteError:
@@ -73,7 +24,7 @@ def fails(call: Callable[[], object], kind: type[HopliteError]) -> HopliteError:
 
 
 def test_calls_behind_an_effect_that_fails_are_told() -> None:
-    with live_cluster(1) as live, agent_here(live) as here:
+    with live_cluster(1) as live, agent_here(live.address) as here:
         far, host = live.hosts[0], here.host
         large, small = far.put(LARGE), far.put(SMALL)
 
@@ -98,7 +49,7 @@ def test_calls_behind_an_effect_that_fails_are_told() -> None:
 
 @pytest.mark.parametrize(("effect", "array"), [(Combine, LARGE), (CombineBytes, SMALL)])
 def test_a_reduction_that_a_node_cannot_make_fails(effect: type, array: np.ndarray) -> None:
-    with live_cluster(1) as live, agent_here(live) as here:
+    with live_cluster(1) as live, agent_here(live.address) as here:
         refs = [here.host.put(array), here.host.put(array)]
         here.breaks(effect, ValueError("a fault of ours"))
         target = here.host.reduce(refs)
@@ -106,14 +57,14 @@ def test_a_reduction_that_a_node_cannot_make_fails(effect: type, array: np.ndarr
 
 
 def test_a_stream_that_cannot_be_served_is_asked_for_again() -> None:
-    with live_cluster(1) as live, agent_here(live) as here:
+    with live_cluster(1) as live, agent_here(live.address) as here:
         ref = here.host.put(LARGE)
         here.breaks(Serve, ValueError("a fault of ours"), times=1)
         assert np.array_equal(live.hosts[0].get(ref), LARGE)
 
 
 def test_an_event_that_the_machine_cannot_handle_fails_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_cluster(1) as live, agent_here(live) as here:
+    with live_cluster(1) as live, agent_here(live.address) as here:
         ref = live.hosts[0].put(LARGE)
 
         def broken(_: object) -> None:
