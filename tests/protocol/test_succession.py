@@ -55,6 +55,7 @@ from hoplite_ucx.protocol.messages import (
     Watch,
     Welcome,
 )
+from hoplite_ucx.protocol.node.invariants import check_node
 from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
 from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.simulate.cluster import Shape, VirtualCluster
@@ -105,7 +106,7 @@ def test_a_node_keeps_its_whole_objects_and_who_has_them_mapped() -> None:
     [got] = [e for e in node.handle(GetCall(2, ref(1), None)) if isinstance(e, Got)]
     assert got.segment == segment
     successor, effects = node.state.successor(remaining(segment, pins=(2,)), node.now)
-    successor.check()
+    check_node(successor)
     assert not [e for e in effects if isinstance(e, Free)]
     join_ = announced(successor, node.now)
     assert [copy.version for copy in join_.copies] == [version(1)]
@@ -114,7 +115,7 @@ def test_a_node_keeps_its_whole_objects_and_who_has_them_mapped() -> None:
     assert again.segment == segment
     successor.handle(Unpin(2), node.now)
     successor.handle(Unpin(3), node.now)
-    successor.check()
+    check_node(successor)
     assert not successor.memory.pinned
 
 
@@ -132,11 +133,11 @@ def test_memory_goes_only_when_the_streams_over_it_are_closed() -> None:
     streams = {receive.stream: receive.segment}
     remains = remaining(unfinished=(receive.segment,), receiving=streams)
     successor, effects = node.state.successor(remains, node.now)
-    successor.check()
+    check_node(successor)
     assert not [e for e in effects if isinstance(e, Free | CancelReceive)], "the shell cancelled it, and it may write"
     closed = successor.handle(ReceiveClosed(receive.stream, 100, None), node.now)
     assert Free(receive.segment) in closed
-    successor.check()
+    check_node(successor)
     assert not successor.memory.used
 
 
@@ -161,7 +162,7 @@ def test_what_a_user_was_told_is_put_is_put_again() -> None:
     assert not [e for e in effects if isinstance(e, PutDone)], "once is enough"
     assert [put.data for put in announced(successor, node.now).puts] == [b"abc"]
     effects = successor.handle(Tick(), node.now)
-    successor.check()
+    check_node(successor)
 
 
 CALLS: list[NodeEvent] = [

@@ -86,6 +86,9 @@ def test_a_directory_whose_machine_raises_begins_anew_with_what_its_nodes_have()
         hosts = [Host(agent, Client(name)) for agent, name in zip(agents, names, strict=True)]
         try:
             large, small = hosts[0].put(LARGE), hosts[0].put(SMALL)
+            eventually(
+                lambda: server.machine.known_objects() == 2
+            )  # a small put returns before the directory hears of it
             before = server.machine.incarnation
             handlers = server.machine._handlers
             handlers[Put] = then_raises(handlers[Put])
