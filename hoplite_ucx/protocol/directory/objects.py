@@ -214,8 +214,12 @@ class Objects:
     # --- what follows from a change ----------------------------------------------------------------------------
 
     def settle_marked(self) -> None:
-        while (record := self._table.take_marked()) is not None:
-            self.settle(record)
+        """What was marked in passing is settled here, so that nothing changes under those who are at work."""
+        marked = self._table.marked
+        while marked:
+            ref, _ = marked.popitem()
+            if (record := self._table.records.get(ref)) is not None:
+                self.settle(record)
 
     def settle(self, record: Record) -> None:
         """After any change: declare a loss that has become certain, place who waits, forget what is empty."""
@@ -253,7 +257,8 @@ class Objects:
                 self._world.send(node, PutAccepted(put.call, broadcast.version, existing=True))
         stripes.end_if_unused(self._table, record)
         place(self._table, record)
-        self._table.forget_if_idle(record)
+        if record.idle():
+            self._table.forget(record)
 
     # --- how it ends -------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Reduction:
 
     record: Record
     """Of the target."""
+    target: bytes = field(init=False)
     spec: Reduce
     requester: NodeId
     requesters: dict[NodeId, None] = field(default_factory=dict)
@@ -79,9 +80,8 @@ class Reduction:
     """What one node combines at once, since all sources are small."""
     inline_host: NodeId | None = None
 
-    @property
-    def target(self) -> bytes:
-        return self.spec.target
+    def __post_init__(self) -> None:
+        self.target = self.record.ref
 
     @property
     def sealed(self) -> bool:

@@ -25,7 +25,7 @@ class Table:
         self.records: dict[bytes, Record] = {}
         self.tombstones = Tombstones(world)
         self.starving: dict[bytes, None] = {}  # refs with receivers that have no sender, in the accounts
-        self._marked: dict[bytes, None] = {}  # refs to look at before the event is over
+        self.marked: dict[bytes, None] = {}  # refs to look at before the event is over
 
     def record(self, ref: bytes) -> Record:
         record = self.records.get(ref)
@@ -46,18 +46,10 @@ class Table:
         return None
 
     def mark(self, ref: bytes) -> None:
-        self._marked[ref] = None
+        self.marked[ref] = None
 
-    def take_marked(self) -> Record | None:
-        """One that was marked, the latest first, and is still known; None if there is none left."""
-        while self._marked:
-            ref, _ = self._marked.popitem()
-            if (record := self.records.get(ref)) is not None:
-                return record
-        return None
-
-    def forget_if_idle(self, record: Record) -> None:
-        if record.idle() and self.records.get(record.ref) is record:
+    def forget(self, record: Record) -> None:
+        if self.records.get(record.ref) is record:
             del self.records[record.ref]
             for member in record.nodes.values():
                 member.refs.pop(record.ref, None)
@@ -189,4 +181,4 @@ class Table:
 
     def has_copy(self, ref: bytes) -> bool:
         record = self.records.get(ref)
-        return record is not None and record.has_copy()
+        return record is not None and record.broadcast is not None and bool(record.broadcast.copies)

@@ -4,6 +4,7 @@ Small objects live in the directory's answer itself, up to a total; beyond that 
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record
@@ -21,15 +22,9 @@ class Versions:
         self._table = table
         self._world = table.world
         self.inline_total = 0  # bytes of objects that live here
-        self._broadcast_type = broadcast_type
+        self.tree = partial(broadcast_type, table.world, table.members)
         self._counter = 0
         self._turns = 0
-
-    def tree(
-        self, version: Version, size: int, layout: bytes, bandwidth: float, inline: bytes | None = None
-    ) -> Broadcast:
-        """Of a version that nobody has or gets yet."""
-        return self._broadcast_type(self._world, self._table.members, version, size, layout, bandwidth, inline)
 
     def new_version(self, ref: bytes) -> Version:
         self._counter += 1

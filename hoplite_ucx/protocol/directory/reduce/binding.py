@@ -66,19 +66,22 @@ class Binding(Hosts, ABC):
 
     def _needed_of(self, reduction: Reduction, top: Slot) -> list[Slot]:
         """The slot and those below it whose output has not all been pulled, each after those below it."""
-        found: list[Slot] = []
+        slots, found = reduction.slots, list[Slot]()
         pending = [top]
         while pending:
             slot = pending.pop()
             found.append(slot)
-            pending += [below for below in reduction.below(slot) if not self.has_taken(reduction, slot, below.ref)]
+            pending += [
+                slots[part] for part in slot.parts if part in slots and not self.has_taken(reduction, slot, part)
+            ]
         return found[::-1]
 
     def _can_be_bound(self, reduction: Reduction, slot: Slot) -> bool:
-        return self._are_parts_to_come(reduction, slot) and self._is_needed_anew(slot)
-
-    def _are_parts_to_come(self, reduction: Reduction, slot: Slot) -> bool:
-        """Whether every part is there, or somebody has been asked to make it."""
+        """Nobody has the output, and everyone who pulled it has said how far it came; every part is there, or somebody
+        has been asked to make it."""
+        broadcast = self._table.record(slot.ref).broadcast
+        if broadcast is not None and not broadcast.is_lost():
+            return False
         for part in slot.parts:
             child = reduction.slots.get(part)
             if child is not None:
@@ -87,11 +90,6 @@ class Binding(Hosts, ABC):
             elif part not in reduction.ready or self._table.version_of(part) != reduction.chosen.get(part):
                 return False
         return True
-
-    def _is_needed_anew(self, slot: Slot) -> bool:
-        """Nobody has the output, and everyone who pulled it has said how far it came."""
-        broadcast = self._table.record(slot.ref).broadcast
-        return broadcast is None or broadcast.is_lost()
 
     def _bind(self, reduction: Reduction, slot: Slot) -> None:
         if slot is reduction.root and self._splits_root(reduction, slot):

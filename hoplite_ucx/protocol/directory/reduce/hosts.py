@@ -40,8 +40,13 @@ class Hosts(Slots):
 
     def is_bound_below(self, reduction: Reduction, slot: Slot) -> bool:
         """Whether all that the slot pulls from slots has begun to grow. Of an empty object there is nothing to pull."""
-        below = reduction.below(slot)
-        return reduction.size == 0 or all(child.bound or self._table.has_copy(child.ref) for child in below)
+        if reduction.size == 0:
+            return True
+        for part in slot.parts:
+            child = reduction.slots.get(part)
+            if child is not None and not child.bound and not self._table.has_copy(part):
+                return False
+        return True
 
     # --- where a slot begins -------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ def place(table: Table, record: Record) -> None:
     if broadcast is not None and broadcast.waits():
         broadcast.place()
         _assemble(table, record)
-    if broadcast is not None and broadcast.waits():
-        table.starving[record.ref] = None
-    else:
-        table.starving.pop(record.ref, None)
+        if broadcast.waits():
+            table.starving[record.ref] = None
+            return
+    table.starving.pop(record.ref, None)
 
 
 def place_again(table: Table, record: Record) -> None:
