@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.ucx import library
+from hoplite_ucx.transports.ucx import library, locked_memory
 
 __all__ = ["Machine", "Port", "RdmaDevice", "UcxBuild", "detect", "rdma_devices", "ucx_build"]
 
@@ -95,7 +95,22 @@ class Machine:
 
     @property
     def rdma(self) -> bool:
-        return bool(self.active_ports) and self.ucx.rdma
+        return self.without_rdma() is None
+
+    def without_rdma(self) -> tuple[str, str] | None:
+        """Why links cannot use RDMA here, and the remedy; None if they can."""
+        if self.ucx.failure:
+            return f"no UCX here: {self.ucx.failure}", "pip install 'hoplite-ucx[ucx]'"
+        if not self.active_ports:
+            return "no RDMA device with an active port here", "run `hoplite doctor`"
+        if not self.ucx.rdma:
+            return f"UCX {self.ucx.version} was built without RDMA (as the pip wheels are)", VERBS_REMEDY
+        if 0 <= self.locked_memory < locked_memory.LEAST:
+            return (
+                f"only {self.locked_memory} bytes may be locked (`ulimit -l`), and RDMA needs {locked_memory.LEAST}",
+                "raise it: `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the service",
+            )
+        return None
 
     def problems(self) -> list[tuple[str, str]]:
         """What prevents faster links, each with its remedy. Nothing here stops TCP."""
@@ -113,18 +128,8 @@ class Machine:
             ]
         if self.ucx.failure:
             found.append((self.ucx.failure, "pip install 'hoplite-ucx[ucx]'; without it links use TCP"))
-        elif self.active_ports and not self.ucx.rdma:
-            what = (
-                f"this host has RDMA hardware, but UCX {self.ucx.version} was built without it (as the pip wheels are)"
-            )
-            found.append((what, VERBS_REMEDY))
-        if self.rdma and 0 <= self.locked_memory < 1 << 30:
-            found.append(
-                (
-                    f"only {self.locked_memory} bytes may be locked, and RDMA locks the memory it sends",
-                    "raise it: `ulimit -l unlimited`, or LimitMEMLOCK=infinity in the service",
-                )
-            )
+        elif self.active_ports and (missing := self.without_rdma()) is not None:
+            found.append((f"this host has RDMA hardware, but {missing[0]}", missing[1]))
         if 0 <= self.open_files < 4096:
             found.append((f"only {self.open_files} file descriptors may be open", "raise it: `ulimit -n 65536`"))
         if self.congestion_control.startswith("bbr"):
@@ -140,7 +145,7 @@ def detect(root: Path = Path("/")) -> Machine:
         tuple(rdma_devices(root)),
         ucx_build(),
         _limit(resource.RLIMIT_NOFILE),
-        _limit(resource.RLIMIT_MEMLOCK),
+        locked_memory.lockable(),
         _read(root / _CONGESTION_CONTROL),
     )
 

@@ -11,6 +11,7 @@ like any other; the layer above asks again at the watermark, and for a while the
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from functools import partial
 
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind
 from hoplite_ucx.transports.detection import Machine, UcxBuild, rdma_devices, ucx_build
-from hoplite_ucx.transports.errors import HandshakeError
+from hoplite_ucx.transports.errors import HandshakeError, TransportError
 from hoplite_ucx.transports.interface import (
     Bytes,
     Fault,
@@ -40,12 +41,15 @@ from hoplite_ucx.transports.interface import (
 from hoplite_ucx.transports.link_measures import Timed
 from hoplite_ucx.transports.selection import Choice, Selection
 from hoplite_ucx.transports.tcp import TcpTransport
+from hoplite_ucx.transports.ucx import locked_memory
 from hoplite_ucx.transports.ucx.library import UcxMissingError
 from hoplite_ucx.transports.ucx.settings import MARK, Greeting
 from hoplite_ucx.transports.ucx.transport import UcxTransport
 from hoplite_ucx.transports.wire.handshake import Identity, Peer
 
 __all__ = ["MixedTransport", "open_transport"]
+
+_log = logging.getLogger("hoplite.links")
 
 
 def open_transport(me: Identity, configuration: Configuration, on_link_lost: LinkLost | None = None) -> MixedTransport:
@@ -61,7 +65,7 @@ def open_transport(me: Identity, configuration: Configuration, on_link_lost: Lin
     rdma = me.tls is None and configuration.transport is Kind.AUTO and any(device.ucx_names() for device in devices)
     unused = UcxBuild(failure="no rule selects UCX, and this host has no RDMA")
     ucx = ucx_build() if configuration.wants_ucx or rdma else unused
-    selection = Selection(configuration, Machine(devices, ucx, -1, -1), time.monotonic)
+    selection = Selection(configuration, Machine(devices, ucx, -1, locked_memory.lockable()), time.monotonic)
     transport = MixedTransport(me, selection, on_link_lost)
     transport.start()
     return transport
@@ -84,9 +88,16 @@ class MixedTransport(Transport):
         self._attempts: dict[StreamKey, _Attempt] = {}
 
     def start(self) -> None:
-        """Start UCX now rather than with the first link; it takes a moment. Raises a `TransportError`."""
-        for ucx in self._ucx.values():
-            ucx.start()
+        """Start UCX now rather than with the first link; it takes a moment. Raises a `TransportError` if UCX does not
+        start as somebody asked for; what nobody named is done without, and `hoplite links` says why."""
+        for settings in self._selection.chosen_settings() if self._ucx else []:
+            try:
+                self._ucx[settings].start()
+            except TransportError as error:
+                if not self._selection.does_not_start(settings, error):
+                    raise
+                _log.warning("links use TCP: %s", error)
+                del self._ucx[settings]
 
     def adopt(self, sock: socket.socket, peer: Peer) -> None:
         """Take a proven connection on which the peer will receive, over the transport that it asks for."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind, Rule
-from hoplite_ucx.transports.detection import VERBS_REMEDY, Machine
+from hoplite_ucx.transports.detection import Machine
 from hoplite_ucx.transports.link_measures import ENOUGH, LEAST, Estimate, Rates, Way
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 from hoplite_ucx.transports.wire.addresses import parse_address
@@ -60,6 +60,8 @@ class Selection:
         self._clock = clock
         self._devices = frozenset(name.partition(":")[0] for name in machine.active_ports)
         self._failures: dict[int, tuple[float, str]] = {}
+        self.unusable: dict[UcxSettings, str] = {}
+        """What UCX did not start with, though this machine should have it, and why."""
         self._rates = Rates(self._supposed)
         self._settled: dict[int, tuple[Way, float]] = {}  # what a link uses, and since it changed to it
         self._check_required()
@@ -76,6 +78,8 @@ class Selection:
         if kind is Kind.TCP:
             return Choice(None, why)
         missing = self._missing(kind)
+        if missing is None and kind is Kind.AUTO:
+            missing = self.unusable.get(self._settings(kind, rule))
         if missing is not None:
             return Choice(None, f"{missing}; tcp instead" if kind is not Kind.AUTO else missing)
         if (failure := self._failed(peer)) is not None:
@@ -92,18 +96,34 @@ class Selection:
         """A UCX link with this peer broke, or could not be made."""
         self._failures[peer] = self._clock() + self._configuration.cooldown, str(why)
 
+    def does_not_start(self, settings: UcxSettings, why: Exception) -> bool:
+        """UCX does not start so. True if links do without it; False if somebody asked for nothing else."""
+        if any(settings in self._ways(kind, rule) for kind, rule in self._asked() if kind in (Kind.UCX, Kind.RDMA)):
+            return False
+        self.unusable[settings] = str(why)
+        return True
+
     @property
     def has_ucx(self) -> bool:
         """Whether UCX can be used here at all, and may be."""
         return not self._machine.ucx.failure and self._configuration.require is not Kind.TCP
 
     def ucx_settings(self) -> list[UcxSettings]:
-        """Every way of using UCX that may be chosen, the default first: a peer may ask for any of them."""
+        """Every way of using UCX that a peer may ask for: those that a choice here may come to, and the default."""
+        return list(dict.fromkeys([*self.chosen_settings(), self._configuration.ucx]))
+
+    def chosen_settings(self) -> list[UcxSettings]:
+        """Every way of using UCX that a choice here may come to. The default is not among them unless a link gets it:
+        it has no RDMA, and may have none of the devices that are named."""
+        ways = [way for kind, rule in self._asked() for way in self._ways(kind, rule) if way is not None]
+        return list(dict.fromkeys(ways))
+
+    def _asked(self) -> list[tuple[Kind, Rule | None]]:
+        """What the configuration asks for, of any link."""
         configuration = self._configuration
-        found = [configuration.ucx, *(rule.ucx for rule in configuration.rules if rule.ucx is not None)]
-        if self._machine.rdma:
-            found.append(configuration.rdma_settings())
-        return list(dict.fromkeys(found))
+        rules = [(rule.transport, rule) for rule in configuration.rules]
+        asked = [(configuration.transport, None), *rules]
+        return asked if configuration.require is None else [(configuration.require, rule) for _, rule in asked]
 
     @property
     def compares(self) -> bool:
@@ -113,11 +133,13 @@ class Selection:
         return self.has_ucx and configuration.require is None and not kinds.isdisjoint({Kind.AUTO, Kind.FASTEST})
 
     def _ways(self, kind: Kind, rule: Rule | None) -> list[Way]:
-        """The ways that a link can choose from, the best by assumption first."""
-        ways: list[Way] = [self._settings(Kind.RDMA, rule)] if self._machine.rdma else []
-        if kind is Kind.FASTEST:
+        """Those that a link has to choose from, the best by assumption first."""
+        ways: list[Way] = []
+        if self._machine.rdma and kind in (Kind.AUTO, Kind.RDMA, Kind.FASTEST):
+            ways.append(self._settings(Kind.RDMA, rule))
+        if kind in (Kind.UCX, Kind.FASTEST):
             ways.append(self._settings(Kind.UCX, rule))
-        return list(dict.fromkeys([*ways, None]))
+        return [*(way for way in dict.fromkeys(ways) if way not in self.unusable), None]
 
     def _fastest(self, peer: int, ways: list[Way], size: int) -> Choice:
         """The fastest way, unless one is not measured yet and the stream is long enough to measure it."""
@@ -130,6 +152,8 @@ class Selection:
         best = min(ways, key=lambda way: known[way].cost)
         now = self._clock()
         current, since = self._settled.get(peer, (best, -math.inf))
+        if current in known and known[current].samples:  # what nobody measured is no reason to leave what somebody did
+            best = min((way for way in ways if known[way].samples), key=lambda way: known[way].cost)
         if current in known and current != best:
             clear = known[current].cost > _MARGIN * known[best].cost
             if not clear or now - since < _SETTLED_SECONDS:
@@ -156,13 +180,10 @@ class Selection:
     def _missing(self, kind: Kind) -> str | None:
         """Why this kind is not available here; None if it is."""
         machine = self._machine
-        if machine.ucx.failure:
-            return f"no UCX here: {machine.ucx.failure}"
-        if kind in (Kind.UCX, Kind.FASTEST) or machine.rdma:
+        if kind in (Kind.UCX, Kind.FASTEST) and not machine.ucx.failure:
             return None
-        if not machine.active_ports:
-            return "no RDMA device with an active port here"
-        return f"UCX {machine.ucx.version} was built without RDMA"
+        missing = machine.without_rdma()
+        return None if missing is None else missing[0]
 
     def _required(self, required: Kind, rule: Rule | None) -> Choice:
         why = f"links.require = {required.value!r} of {self._configuration.place}"
@@ -176,19 +197,15 @@ class Selection:
         return self._configuration.ucx if kind is Kind.UCX else self._configuration.rdma_settings()
 
     def _check_required(self) -> None:
-        required = self._configuration.require
-        if required is None or required is Kind.TCP or (missing := self._missing(required)) is None:
+        required, place = self._configuration.require, self._configuration.place
+        if required is None or required is Kind.TCP or self._missing(required) is None:
             return
-        if not self._machine.ucx.failure:
-            remedy = VERBS_REMEDY if self._machine.active_ports else "run `hoplite doctor`, or leave require out"
-        else:
-            remedy = "pip install 'hoplite-ucx[ucx]', or leave require out"
-        raise ConfigurationError(
-            self._configuration.place,
-            "links.require",
-            f"{required.value!r} is not available: {missing}",
-            remedy,
-        )
+        if (missing := self._machine.without_rdma()) is not None:
+            problem, remedy = (
+                f"{required.value!r} is not available: {missing[0]}",
+                f"{missing[1]}, or leave require out",
+            )
+            raise ConfigurationError(place, "links.require", problem, remedy)
 
 
 def _name(way: Way) -> str:

@@ -12,7 +12,12 @@ from rich.table import Table
 
 from hoplite_ucx.transports.configuration import CONFIG, ConfigurationError, load
 from hoplite_ucx.transports.detection import Machine, detect
+from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.mixed_transport import MixedTransport
 from hoplite_ucx.transports.selection import Selection
+from hoplite_ucx.transports.wire.handshake import Identity
+
+_NAME_IT = "links use TCP instead; to see it refused, set links.transport = 'rdma'"
 
 
 def doctor(
@@ -26,13 +31,19 @@ def doctor(
     ] = Path("/"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Check this machine's UCX, RDMA devices, TCP and limits. Exits with 1 if the configuration does not work here."""
+    """Check this machine's UCX, RDMA devices, TCP and limits, and start UCX as an agent would.
+
+    Exits with 1 if the configuration does not work here.
+    """
     machine = detect(root)
     problems = [{"problem": problem, "remedy": remedy} for problem, remedy in machine.problems()]
     refused = None
     try:
-        Selection(load(), machine, lambda: 0.0)
-    except ConfigurationError as error:
+        selection = Selection(load(), machine, lambda: 0.0)
+        if root == Path("/"):
+            start_links(selection)
+        problems += [{"problem": why, "remedy": _NAME_IT} for why in selection.unusable.values()]
+    except (ConfigurationError, TransportError) as error:
         refused = str(error)
     if as_json:
         typer.echo(json.dumps({**_report(machine), "problems": problems, "configuration_error": refused}))
@@ -40,6 +51,15 @@ def doctor(
         _show(Console(), machine, problems, refused)
     if refused is not None:
         raise typer.Exit(1)
+
+
+def start_links(selection: Selection) -> None:
+    """What an agent does before its first link. Raises a `TransportError` where an agent would."""
+    transport = MixedTransport(Identity(0, b""), selection)
+    try:
+        transport.start()
+    finally:
+        transport.close()
 
 
 def _report(machine: Machine) -> dict[str, Any]:

@@ -9,9 +9,12 @@ from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
 from hoplite_ucx.runtime.launch.inspection import LocalAgents
-from hoplite_ucx.transports.detection import UcxBuild
+from hoplite_ucx.transports.detection import Machine, Port, RdmaDevice, UcxBuild
+from hoplite_ucx.transports.errors import TransportError
+from hoplite_ucx.transports.ucx.transport import UcxTransport
 from tests.transports.test_detection import add_device
 
+DOCTOR = import_module("hoplite_ucx.cli.doctor")
 LINKS = import_module("hoplite_ucx.cli.links")  # the package has the command under this name
 
 
@@ -44,6 +47,28 @@ def test_what_cannot_be_kept_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
     result = CliRunner().invoke(app, ["doctor", "--json", "--root", str(tmp_path)])
     assert result.exit_code == 1
     assert "links.require" in json.loads(result.stdout)["configuration_error"]
+
+
+@pytest.mark.parametrize(("named", "status"), [("rdma", 1), ("auto", 0)])
+def test_it_starts_ucx_as_an_agent_would(monkeypatch: pytest.MonkeyPatch, named: str, status: int) -> None:
+    """What the kernel and UCX say of themselves is not enough: they promise RDMA here, and UCX does not start."""
+    port = Port(1, "ACTIVE", "LinkUp", "InfiniBand", 100e9, 1, ("ib0",))
+    cards = (RdmaDevice("mlx5_0", 0, "0000:01:00.0", (port,)),)
+    machine = Machine(cards, UcxBuild(version="1.22.0", transports=("rc_mlx5", "tcp")), 1 << 20, -1)
+    monkeypatch.setattr(DOCTOR, "detect", lambda _root: machine)
+    monkeypatch.setenv("HOPLITE_LINKS_TRANSPORT", named)
+    monkeypatch.setenv("HOPLITE_UCX_NET_DEVICES", "mlx5_0:1")
+
+    def refuse(_self: UcxTransport) -> None:
+        raise TransportError("UCX does not take its settings: no device", "this process", "correct the [ucx] section")
+
+    monkeypatch.setattr(UcxTransport, "start", refuse)
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == status
+    report = json.loads(result.stdout)
+    refused, problems = report["configuration_error"] or "", [found["problem"] for found in report["problems"]]
+    assert ("no device" in refused) is (status == 1)
+    assert any("no device" in problem for problem in problems) is (status == 0)
 
 
 def test_links_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

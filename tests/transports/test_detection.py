@@ -1,11 +1,13 @@
 """RDMA devices as sysfs shows them, on made-up trees; and the UCX of this process."""
 
+import resource
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from hoplite_ucx.transports.detection import Machine, UcxBuild, detect, rdma_devices, ucx_build
+from hoplite_ucx.transports.ucx.locked_memory import lockable
 
 NO_UCX = UcxBuild(failure="no UCX")
 WHEEL = UcxBuild(version="1.22.0", transports=("posix", "self", "tcp"))
@@ -118,8 +120,29 @@ def test_limits_that_stand_in_the_way(tmp_path: Path) -> None:
     add_device(tmp_path, "mlx5_0")
     tight = Machine(tuple(rdma_devices(tmp_path)), VERBS, 1024, 8 << 20)
     problems = dict(tight.problems())
-    assert any("locked" in problem for problem in problems)
+    assert any(f"only {8 << 20} bytes may be locked" in problem for problem in problems)
     assert any("descriptors" in problem for problem in problems)
+    assert not tight.rdma
+
+
+@pytest.mark.parametrize(
+    ("users", "capabilities", "unlimited"),
+    [
+        ("0 0 4294967295", "000001ffffffffff", True),
+        ("0 0 4294967295", "0000000000000000", False),
+        ("0 1000 1", "000001ffffffffff", False),  # root of a user namespace is nobody's to the kernel's counting
+    ],
+)
+def test_who_may_lock_any_memory(tmp_path: Path, users: str, capabilities: str, unlimited: bool) -> None:
+    (tmp_path / "uid_map").write_text(f"         {users}\n")
+    (tmp_path / "status").write_text(f"Name:\tagent\nCapEff:\t{capabilities}\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    little = min(1 << 20, hard) if hard != resource.RLIM_INFINITY else 1 << 20
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (little, hard))
+    try:
+        assert lockable(tmp_path) == (-1 if unlimited else little)
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
 
 
 def test_no_ucx_says_how_to_get_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, load
 from hoplite_ucx.transports.detection import Machine, Port, RdmaDevice, UcxBuild
 from hoplite_ucx.transports.selection import Selection
+from hoplite_ucx.transports.ucx.locked_memory import LEAST
 
 PORT = Port(1, "ACTIVE", "LinkUp", "InfiniBand", 100e9, 1, ("ib0",))
 CARDS = (RdmaDevice("mlx5_0", 0, "0000:01:00.0", (PORT,)),)
@@ -93,7 +94,8 @@ def test_the_first_rule_that_fits_decides(tmp_path: Path) -> None:
     assert third.ucx.tls == ("rc",)
     assert "rule 3" in third.reason
     assert select(PLAIN, text, tmp_path).choose(2, "[::1]:7777").transport == "tcp"
-    assert [settings.tls for settings in selection.ucx_settings()] == [("tcp",), ("posix",), ("rc",)]
+    assert [settings.tls for settings in selection.chosen_settings()] == [("posix",), ("rc",)]
+    assert [settings.tls for settings in selection.ucx_settings()] == [("posix",), ("rc",), ("tcp",)]
 
 
 def test_a_transport_that_failed_is_not_tried_for_a_while() -> None:
@@ -167,12 +169,56 @@ def test_short_streams_measure_nothing() -> None:
         assert "measuring ucx tcp on this link, stream 1 of 3" in selection.choose(1, HOST, 64 << 20).reason
 
 
-def test_rdma_that_is_slower_than_tcp_is_left() -> None:
+def test_rdma_is_left_for_a_tcp_that_was_measured_and_for_no_other() -> None:
     clock = Clock()
     selection = Selection(load(environment={}), RDMA, clock)
-    assert long_streams(selection, clock, {"ucx": 0.2e9, "tcp": 2e9}) == ["ucx"]
+    assert long_streams(selection, clock, {"ucx": 0.2e9}, 10) == ["ucx"] * 10, "nobody measured tcp"
+    selection.failed(1, OSError("it broke"))
+    assert long_streams(selection, clock, {"tcp": 2e9}, 3) == ["tcp"] * 3
+    clock.now += 31
     assert selection.choose(1, HOST, 64 << 20).transport == "tcp"
     assert "ucx rc: 0.20 GB/s" in selection.choose(1, HOST).reason
+
+
+@pytest.mark.parametrize("key", ["REQUIRE", "TRANSPORT"])
+def test_named_rdma_devices_start_nothing_but_rdma(key: str) -> None:
+    """UCX's own tcp has none of these devices, and no rule asks for it."""
+    named = {f"HOPLITE_LINKS_{key}": "rdma", "HOPLITE_UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1"}
+    for variables in (named, {"HOPLITE_UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1"}):
+        selection = select(RDMA, **variables)
+        assert [settings.tls for settings in selection.chosen_settings()] == [("rc",)]
+        assert selection.choose(1, HOST).ucx in selection.chosen_settings()
+    assert select(PLAIN).chosen_settings() == []
+    assert [settings.tls for settings in fastest(RDMA)[0].chosen_settings()] == [("rc",), ("tcp",)]
+
+
+def test_rdma_that_does_not_start_is_done_without_unless_it_was_named() -> None:
+    selection = select(RDMA)
+    (rdma,) = selection.chosen_settings()
+    assert selection.does_not_start(rdma, OSError("no queue pairs"))
+    choice = selection.choose(1, HOST)
+    assert choice.transport == "tcp"
+    assert "no queue pairs" in choice.reason
+    for key in ("REQUIRE", "TRANSPORT"):
+        named = select(RDMA, **{f"HOPLITE_LINKS_{key}": "rdma"})
+        assert not named.does_not_start(rdma, OSError("no queue pairs"))
+
+
+def test_too_little_lockable_memory_is_no_rdma() -> None:
+    little = Machine(CARDS, VERBS, -1, 8 << 20)
+    choice = select(little).choose(1, HOST)
+    assert choice.transport == "tcp"
+    assert "only 8388608 bytes may be locked" in choice.reason
+    with pytest.raises(ConfigurationError, match="only 8388608 bytes may be locked") as refused:
+        select(little, HOPLITE_LINKS_REQUIRE="rdma")
+    assert "ulimit -l unlimited" in refused.value.remedy
+    assert select(Machine(CARDS, VERBS, -1, LEAST)).choose(1, HOST).transport == "ucx"
+
+
+def test_a_reason_names_each_variable_once() -> None:
+    choice = select(PLAIN, HOPLITE_LINKS_TRANSPORT="ucx", HOPLITE_UCX_TLS="tcp", HOPLITE_UCX_SEGMENT="2MiB")
+    reason = choice.choose(1, HOST).reason
+    assert [reason.count(f"HOPLITE_{name}") for name in ("LINKS_TRANSPORT", "UCX_TLS", "UCX_SEGMENT")] == [1, 1, 1]
 
 
 def test_a_failure_comes_before_what_was_measured() -> None:

@@ -29,8 +29,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from hoplite_ucx.gpu import driver as cuda
-from hoplite_ucx.transports.errors import TransportError
-from hoplite_ucx.transports.ucx import library
+from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
+from hoplite_ucx.transports.ucx import library, locked_memory
+from hoplite_ucx.transports.ucx.ports import Ports
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 from hoplite_ucx.transports.ucx.worker import Worker
 
@@ -47,6 +48,8 @@ _ROUNDS = 4
 _PATIENT_ROUNDS = 2000
 _PAUSE_SECONDS = 1e-3
 _LINGER_SECONDS = 0.01
+# How often the ports of RDMA links are looked at: UCX itself notices a port that went down seconds later, or never.
+_PORT_SECONDS = 0.2
 # Workers that are created ahead: a relay of a new tree has two new links.
 _SPARES = 2
 _SPARE_SECONDS = 0.02
@@ -80,6 +83,7 @@ class Engine:
         self._order = itertools.count()
         self._watched: dict[int, Callable[[int], None]] = {}
         self._context: Any = None
+        self._ports = Ports(())
         self._shared: Worker | None = None
         self._workers: dict[int, Worker] = {}  # by descriptor
         self._spares: list[Worker] = []
@@ -135,13 +139,40 @@ class Engine:
     # --- for the engine's thread -------------------------------------------------------------------------------
 
     def take_worker(self) -> Worker:
-        """A worker for a link: its own, or the shared one."""
+        """A worker for a link: its own, or the one that all share. Raises what UCX does, or a `TransportError`."""
         if self.settings.private_workers:
             self._prepare_soon()
             return self._employ(self._spares.pop() if self._spares else self._new_worker())
         if self._shared is None:
+            self.check_ports("this process")
             self._shared = self._employ(self._spares.pop() if self._spares else self._new_worker())
+            self.later(_PORT_SECONDS, self._watch_ports)
         return self._shared
+
+    def check_ports(self, peer: str) -> None:
+        """Raises a `ConnectionLostError` if a port of this host is down: UCX must not connect then (see `ports`)."""
+        if self._ports.down():
+            raise self._port_down(peer)
+
+    def _port_down(self, peer: str) -> ConnectionLostError:
+        names = ", ".join(self._ports.down())
+        return ConnectionLostError(f"RDMA port {names} is down", peer, "bring it up; links use TCP meanwhile")
+
+    def _watch_ports(self) -> None:
+        if self._shared is not None and not self.end_without_port():
+            self.later(_PORT_SECONDS, self._watch_ports)
+
+    def end_without_port(self) -> bool:
+        """True if a port went down. It takes the shared worker along: nothing that is under way there would be over
+        by itself, and UCX must not send anything any more."""
+        worker = self._shared
+        if worker is None or not self._ports.down():
+            return False
+        self._shared = None
+        for link in list(worker.links):
+            link.break_off(self._port_down("this process"))
+        self.destroy(worker)
+        return True
 
     def _prepare_soon(self) -> None:
         if not self._preparing and len(self._spares) < _SPARES:
@@ -224,8 +255,11 @@ class Engine:
     def _run(self) -> None:
         try:
             has_devices = cuda.unavailable() is None
-            self._context = self.library.context(self.settings.for_ucx(devices=has_devices))
-            found = {lane.transport for lane in self.library.resources(self._context)}
+            options = self.settings.for_ucx(devices=has_devices, lockable=locked_memory.lockable())
+            self._context = self.library.context(options)
+            lanes = self.library.resources(self._context)
+            self._ports = Ports(lanes)
+            found = {lane.transport for lane in lanes}
             self.takes_devices = has_devices and "cuda_copy" in found
             if all(name == "self" or name.startswith("cuda") for name in found):
                 raise LookupError(f"UCX has none of {', '.join(self.settings.tls)} on these devices")

@@ -92,6 +92,19 @@ class Link(ABC):
             f"UCX aborted a transfer: {error}", self.name, "check whether the process there still runs"
         )
 
+    def connect(self, address: bytes) -> None:
+        """Connect UCX to the peer's worker. Raises a `ConnectionLostError`."""
+        self.engine.check_ports(self.name)
+        try:
+            self.endpoint = self.worker.connect(address)
+        except self.engine.library.error as error:
+            over = ", ".join(self.engine.settings.tls)
+            raise ConnectionLostError(
+                f"UCX cannot connect to it over {over}: {error}",
+                self.name,
+                "check [ucx] tls and net_devices, and run `hoplite doctor` on both hosts",
+            ) from error
+
     def violation(self, what: str) -> ViolationError:
         return ViolationError(
             f"the peer violated the link protocol: {what}", self.name, "install the same release on both hosts"
@@ -121,6 +134,8 @@ class Link(ABC):
         self.hang_up()
         if private and self.busy():
             self.engine.destroy(self.worker)
+            return
+        if not private and error is not None and self.engine.end_without_port():
             return
         self.release()
         if self in self.worker.links:

@@ -174,10 +174,10 @@ class ReceivingLink(Link):
             sock.close()
             return
         try:
-            self.endpoint = self.worker.connect(greeting.address)
-        except self.engine.library.error as error:
+            self.connect(greeting.address)
+        except ConnectionLostError as error:
             sock.close()
-            self.break_off(self.failed(error))
+            self.break_off(error)
             return
         self.attach(Connection(sock, self.address))
         for incoming in list(self.streams.values()):

@@ -165,9 +165,10 @@ class SendingLink(Link):
             return False
         mine = self.worker.greeting()
         try:
+            self.engine.check_ports(self.name)
             greeting = Greeting.decode(body, self.name)
             greeting.check(mine, self.name)
-        except DisagreementError as error:
+        except (ConnectionLostError, DisagreementError) as error:
             connection.put_bytes(Greeting((), {}, b"", refusal=error.detail).encode())
             connection.flush()
             connection.hang_up()
@@ -180,7 +181,7 @@ class SendingLink(Link):
     def _open(self, key: StreamKey, channel: int) -> None:
         if self.endpoint is None:
             assert self._greeting is not None
-            self.endpoint = self.worker.connect(self._greeting.address)
+            self.connect(self._greeting.address)
         twice = channel in self.streams or channel in self._opened or self._channel_of(key) is not None
         if not channel or twice:
             raise self.violation(f"channel {channel} or its stream opened twice")

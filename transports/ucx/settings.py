@@ -15,6 +15,7 @@ import msgspec
 
 from hoplite_ucx.settings.kinds import Names, Size, Table
 from hoplite_ucx.transports.errors import HandshakeError
+from hoplite_ucx.transports.ucx import locked_memory
 
 __all__ = ["GREETING_LENGTH", "MARK", "MAX_GREETING", "RECORDS", "DisagreementError", "Greeting", "UcxSettings"]
 
@@ -25,7 +26,16 @@ without it are older, from when each rise of a source took three messages."""
 MARK = b"ucx"
 """The handshake's info of a connection that belongs to a UCX link."""
 
-RDMA = frozenset({"dc", "dc_x", "dc_mlx5", "ib", "rc", "rc_v", "rc_verbs", "rc_x", "rc_mlx5", "ud"})
+# UCX's names of its RDMA transports, each with the one that brings along what it connects with: `rc_verbs` alone names
+# a transport without the `ud_verbs` over which its two ends find each other, and cannot connect to anybody.
+RDMA = {
+    **{name: name for name in ("dc", "dc_x", "ib", "rc", "rc_v", "rc_x", "ud", "ud_v", "ud_x")},
+    "dc_mlx5": "dc_x",
+    "rc_mlx5": "rc_x",
+    "rc_verbs": "rc_v",
+    "ud_mlx5": "ud_x",
+    "ud_verbs": "ud_v",
+}
 
 GREETING_LENGTH = Struct("<I")
 MAX_GREETING = 64 << 10
@@ -74,9 +84,10 @@ class UcxSettings:
         ),
     ] = ()
 
-    def for_ucx(self, *, devices: bool = False) -> dict[str, str]:
+    def for_ucx(self, *, devices: bool = False, lockable: int = -1) -> dict[str, str]:
         """`devices` adds what moves memory of GPUs, where this machine has some: each end for itself. Over TCP alone
-        the older protocols are used (below), which do not know it.
+        the older protocols are used (below), which do not know it. `lockable` is how many bytes the process may lock,
+        if that is limited.
 
         `self` is what a worker reaches itself with. Rails: ucxx sets them to one by default.
 
@@ -86,23 +97,30 @@ class UcxSettings:
         the receiver reads.
         """
         over_tcp = {"RNDV_SCHEME": "put_zcopy", "RNDV_THRESH": str(self.segment), "PROTO_ENABLE": "n"}
-        scheme = over_tcp if set(self.tls) == {"tcp"} else {}
+        scheme = over_tcp if self.only_tcp else {}
+        named = [RDMA.get(name, name) for name in self.tls]
         added = ("self", *(("cuda",) if devices and not scheme else ()))
+        kept = None if self.private_workers else locked_memory.cached(lockable)
         return {
-            "TLS": ",".join(dict.fromkeys((*self.tls, *added))),
+            "TLS": ",".join(dict.fromkeys((*named, *added))),
             "TCP_TX_SEG_SIZE": str(self.segment),
             "TCP_RX_SEG_SIZE": str(self.segment),
             "MM_ERROR_HANDLING": "y",
             **scheme,
             "NET_DEVICES": ",".join(self.net_devices) or "all",
             "MAX_RNDV_RAILS": str(max(1, len(self.net_devices))),
+            **({} if kept is None else {"RCACHE_MAX_SIZE": str(kept)}),
             **dict(self.options),
         }
 
     @property
+    def only_tcp(self) -> bool:
+        return set(self.tls) == {"tcp"}
+
+    @property
     def private_workers(self) -> bool:
         """Whether each link needs a worker of its own: see `engine`."""
-        return not RDMA.issuperset(self._between_hosts())
+        return not RDMA.keys() >= set(self._between_hosts())
 
     def agreed(self) -> dict[str, Any]:
         """What must be the same on both sides."""

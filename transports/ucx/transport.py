@@ -228,7 +228,7 @@ class UcxTransport(Transport):
                 self._outgoing_closed,
                 self._links.sending_ended,
             )
-        except engine.library.error as error:
+        except (engine.library.error, TransportError) as error:
             sock.close()
             self._links.lost(peer, Side.SENDING, _no_worker(error, f"{peer:x}"))
 
@@ -265,7 +265,7 @@ class UcxTransport(Transport):
             link = self._links.receiving[sender] = ReceivingLink(
                 engine, sender, address, self._me, lost, self._incoming_closed, self._links.receiving_ended
             )
-        except engine.library.error as error:
+        except (engine.library.error, TransportError) as error:
             lost(_no_worker(error, address))
             return None
         return link
@@ -335,5 +335,7 @@ class UcxTransport(Transport):
                 outgoing.close()
 
 
-def _no_worker(error: Exception, peer: str) -> ConnectionLostError:
+def _no_worker(error: Exception, peer: str) -> TransportError:
+    if isinstance(error, TransportError):
+        return error
     return ConnectionLostError(f"UCX could not create a worker for another link: {error}", peer, "run `hoplite doctor`")

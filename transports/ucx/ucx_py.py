@@ -39,13 +39,15 @@ class UcxPyLibrary(Library):
 
     def endpoint(self, worker: _Worker, address: bytes, *, to_peer: bool = True) -> _Endpoint:
         there = self._api.UCXAddress.from_buffer(address)
-        return _Endpoint(self._api, self._api.UCXEndpoint.create_from_worker_address(worker.real, there, to_peer))
+        real = self._api.UCXEndpoint.create_from_worker_address(worker.real, there, to_peer)
+        return _Endpoint(self._api, real, worker)
 
 
 class _Request:
     """A transfer, as ucxx shows it: it can be asked whether it is over, and how it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
         self.completed = False
         self._failure: Exception | None = None
         self._kept: Any = None
@@ -62,6 +64,7 @@ class _Request:
         self.completed = True
         self._failure = failure
         self._kept = None
+        self._worker.ended += 1
 
     def check_error(self) -> None:
         if self._failure is not None:
@@ -77,9 +80,16 @@ class _Worker:
         self.epoll_file_descriptor: int = real.init_blocking_progress_mode()
         self.progress = real.progress
         self.arm = real.arm
+        self.ended = 0  # how many transfers have been over
+
+    def progress_once(self) -> bool:
+        """Whether a transfer ended by it; ucx-py does not say whether anything else happened."""
+        before = self.ended
+        self.real.progress()
+        return self.ended > before
 
     def tag_recv(self, array: Any, tag: int, _mask: None) -> _Request:
-        request = _Request()
+        request = _Request(self)
         return request.posted(self._api.tag_recv_nb(self.real, array, array.nbytes, tag, cb_func=request.ended))
 
     def __del__(self) -> None:
@@ -88,16 +98,17 @@ class _Worker:
 
 
 class _Endpoint:
-    def __init__(self, api: Any, real: Any) -> None:
+    def __init__(self, api: Any, real: Any, worker: _Worker) -> None:
         self._api = api
         self._real = real
+        self._worker = worker
 
     @property
     def handle(self) -> int:
         return int(self._real.handle)
 
     def tag_send(self, array: Any, tag: int) -> _Request:
-        request = _Request()
+        request = _Request(self._worker)
         return request.posted(self._api.tag_send_nb(self._real, array, array.nbytes, tag, cb_func=request.ended))
 
     def close_blocking(self, **_how_long: int) -> None:

@@ -8,10 +8,12 @@ those that have not (`settle`).
 
 import logging
 import os
+import time
 from typing import Any, Protocol
 
 from hoplite_ucx.gpu import driver as cuda
 from hoplite_ucx.gpu.segments import Window
+from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.interface import Bytes
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.settings import RECORDS, Greeting, UcxSettings
@@ -21,6 +23,7 @@ __all__ = ["Worker"]
 _log = logging.getLogger("hoplite.ucx")
 
 _CLOSE_NANOSECONDS = 100_000_000
+_GREET_SECONDS = 5.0
 
 
 class User(Protocol):
@@ -53,6 +56,8 @@ class Worker:
         self.links: set[User] = set()
         self.awake = True
         self.descriptor: int = self._worker.epoll_file_descriptor
+        if not settings.private_workers:
+            self._greet_myself()
 
     def greeting(self, tag: int = 0) -> Greeting:
         return Greeting(self._library.version, self._settings.agreed(), self._address, tag, records=RECORDS)
@@ -70,8 +75,12 @@ class Worker:
             self._settling = [request for request in self._settling if not request.completed]
 
     def arm(self) -> bool:
-        """True if the thread may sleep until the descriptor wakes it; False if there is something to do."""
-        self.awake = not self._worker.arm()
+        """True if the thread may sleep until the descriptor wakes it; False if there is something to do.
+
+        UCX's verbs do not look once more after they asked the card for a notification: what came just before that
+        is never notified. So this looks, unless all goes over UCX's tcp, which does it by itself.
+        """
+        self.awake = not self._worker.arm() or (not self._settings.only_tcp and self._worker.progress_once())
         return not self.awake
 
     @property
@@ -102,9 +111,27 @@ class Worker:
 
     def settle(self, tag: int) -> None:
         """Complete a receive for which no message comes."""
+        self._settling.append(self.send(self._reach_myself(), memoryview(bytearray()), tag))
+
+    def _greet_myself(self) -> None:
+        """Connect to itself while the port is up: once it is down, when receives have to be completed, UCX cannot.
+
+        That what it sends to itself arrives is seen too, before a link relies on it. Raises a `TransportError`.
+        """
+        tag, end = self.new_tag() << 32, time.monotonic() + _GREET_SECONDS
+        arrival = self.receive(memoryview(bytearray()), tag)
+        self.settle(tag)
+        while not (arrival.completed and self.settled):
+            if time.monotonic() > end:
+                what = f"a message of UCX to itself did not arrive within {_GREET_SECONDS:g} s"
+                raise TransportError(what, "this process", "check the RDMA ports: `rdma link`, `ibv_devinfo`")
+            self.progress()
+        arrival.check_error()
+
+    def _reach_myself(self) -> library.Endpoint:
         if self._myself is None:
             self._myself = self._library.endpoint(self._worker, self._address, to_peer=False)
-        self._settling.append(self.send(self._myself, memoryview(bytearray()), tag))
+        return self._myself
 
     def close(self) -> None:
         """UCX frees what it has with the last reference."""
