@@ -1,1 +1,1 @@
-"""The same operations with blocking sockets alone, which know everything beforehand: to compare with."""
+"""The same operations with plain blocking sockets that know everything beforehand, for comparison."""

@@ -1,4 +1,4 @@
-"""The bare peers, driven: the same operations over the same hosts with nothing but sockets, to compare with.
+"""Drives the bare peers: the same operations over the same hosts with nothing but sockets, for comparison.
 
 `BarePeers` starts a `peer` in each host of a cluster and runs rounds; a round takes from one common moment until
 the last host is done. `measure_bare` makes a cluster for it, measures and reports.
@@ -20,7 +20,7 @@ from hoplite_ucx.bench.hosts.places import Place
 __all__ = ["OPERATIONS", "BarePeers", "measure_bare"]
 
 OPERATIONS = ("broadcast", "reduce", "gather", "allreduce", "echo")
-# From telling everybody the moment to start until it comes: all of them must be waiting for it.
+# The time between announcing the start and the start: all peers must be waiting for it.
 _NOTICE = 0.03
 _PATIENCE = 60.0
 _LARGEST = 1 << 30  # one call takes all of it, and a gather has it n times
@@ -31,7 +31,7 @@ class BarePeers(Opened):
 
     def __init__(self, hosts: Sequence[Place], operation: str, size: int, patience: float = _PATIENCE) -> None:
         if operation not in OPERATIONS:
-            raise PeerError(f"{operation!r} is none of the bare operations: {', '.join(OPERATIONS)}")
+            raise PeerError(f"{operation!r} is not a bare operation; there are: {', '.join(OPERATIONS)}")
         if len(hosts) < 2 or (operation == "echo" and len(hosts) != 2):
             raise PeerError(f"{operation} is between {'two' if operation == 'echo' else 'two or more'} hosts")
         if not 0 < size <= _LARGEST or size % 4:

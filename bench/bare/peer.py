@@ -1,7 +1,7 @@
-"""One host's part in the bare operations: blocking sockets, numpy, and as little else as the operation can do with.
+"""One host's part in the bare operations: blocking sockets, numpy, and as little else as possible.
 
-These are what the runtime is compared with: no directory, no failures, no late arrivals, every host knows from the
-start what to do and with whom, and memory and connections are there before the clock runs. Results are compared
+The runtime is compared with these: no directory, no failures, no late arrivals, every host knows from the start what to
+do and with whom, and memory and connections exist before the clock runs. Results are compared
 after it stopped. `driver` starts a peer in each host and speaks with it over its standard streams, a line each:
 
     peer: ready          driver: the moment to start, on the clock that all processes of a machine share
@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float32]
 Operation = tuple[Callable[[], None], Callable[[int], bool]]
 
 PORT = 7601
-# What a relay takes before it passes it on: small enough that seven hops of it are short beside 32 MiB, large enough
+# How much a relay receives before it forwards: small enough that seven hops of it are short beside 32 MiB, large enough
 # that calls are few.
 CHUNK = 128 << 10
 ECHOES = 200
@@ -78,7 +78,7 @@ def receive(connection: socket.socket, into: memoryview) -> None:
 
 
 class Adder:
-    """Adds what arrives to a part of an array, given in bytes, through a buffer of a chunk."""
+    """Adds arriving bytes to a part of an array, given in bytes, through a buffer of one chunk."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -140,7 +140,7 @@ def reduce(peer: Peer) -> Operation:
 
 
 def gather(peer: Peer) -> Operation:
-    """Everybody sends to 0, which has a thread and a buffer for each."""
+    """All other hosts send to 0, which has a thread and a buffer for each."""
     if peer.rank > 0:
         to_root = peer.connect(0)
         to_root.sendall(bytes([peer.rank]))

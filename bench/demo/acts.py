@@ -1,8 +1,8 @@
 """The two acts of the demo: a broadcast and a reduce between real hosts, with a host killed in the middle of each.
 
-An act gives the workers their parts, listens to them until all are done, kills one host when it is in the middle of
-things, and afterwards has every result compared with what it must be. What can be seen from outside is kept as it
-comes (the tree, how far every host is, incidents), so that a screen can show it at any time.
+An act gives the workers their tasks, listens to them until all are done, kills one host in the middle, and afterwards
+has every result compared with the expected one. Everything visible from outside is recorded as it happens (the tree,
+the progress of every host, incidents), so that a screen can show it at any time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hoplite_ucx.bench.demo.traffic import Traffic
 from hoplite_ucx.bench.harness.timing import limit_seconds
 
 _NOTICE = 0.05
-"""From telling everyone until it begins."""
+"""The time between announcing the start and the start."""
 _FRAME = 0.1
 _SELDOM = 0.1
 _UNSHAPED = 0.02
@@ -28,7 +28,7 @@ _CLOSELY = 0.5
 """The pauses between looking at an agent, in seconds: as a rule, on loopback, and for a while after a kill those behind
 the host that is gone."""
 _MIDDLE = (0.3, 0.9)
-"""A host is killed when it stands in between."""
+"""A host is killed when its progress is in this range."""
 _LATE = (0.1, 0.2, 0.3)
 """How much later than the others the last hosts put their arrays."""
 _PATIENCE = 60.0
@@ -88,7 +88,7 @@ class Act(ABC):
         self._show = show
         self._done: dict[int, dict[str, dict[str, Any]]] = {track.index: {} for track in self.tracks}
         self._traffic = Traffic({machine.node: machine.index for machine in hosts.machines})
-        # What is over soon must be looked at more often, else nobody would be caught in the middle.
+        # A short act must be polled more often, or no host would be found in the middle.
         self._every = _UNSHAPED if self.limit is None else min(_SELDOM, max(_OFTEN, self.limit / 8))
 
     # --- what differs between acts -----------------------------------------------------------------------------
@@ -103,22 +103,22 @@ class Act(ABC):
 
     @abstractmethod
     def begin(self, at: float) -> None:
-        """Tell everyone what to do at that moment."""
+        """Tell every host what to do at that moment."""
 
     @abstractmethod
     def over(self) -> bool: ...
 
     @abstractmethod
     def victim(self) -> int | None:
-        """Who is to be killed now."""
+        """The host to kill now."""
 
     @abstractmethod
     def affected(self, victim: int) -> None:
-        """Someone is about to be killed: note what that means for the others."""
+        """A host is about to be killed: record what that means for the others."""
 
     @abstractmethod
     def standing(self, victim: int) -> str:
-        """How far someone was who has just been killed."""
+        """How far a host was that has just been killed."""
 
     @abstractmethod
     def check(self) -> None:
@@ -154,12 +154,12 @@ class Act(ABC):
         self.seconds = max(ends, default=None)
         self._look_once_more()
         if self._kill_wanted and self.killed is None:
-            self.note("·", "nobody was killed: it was over before anyone was in the middle; try a larger --size")
+            self.note("·", "nobody was killed: it was over too soon; try a larger --size")
         self.check()
         self._show(self)
 
     def _look_once_more(self) -> None:
-        """So that the last picture is of the end."""
+        """So that the last picture shows the end."""
         self._watch(self._every)
         until = time.monotonic() + 2 * self._every + _NOTICE
         while time.monotonic() < until:
@@ -221,7 +221,7 @@ class Act(ABC):
         return f"host {host} goes on behind host {sender}, {after * 1e3:.0f} ms after the kill"
 
     def _kill(self, victim: int) -> None:
-        """With -9, agent and worker. Whoever was behind it is watched closely, to see how soon it goes on."""
+        """With -9, agent and worker. Its receivers are watched closely, to see how soon they continue."""
         machine, track = self.hosts.machines[victim], self.tracks[victim]
         standing = self.standing(victim)
         self.affected(victim)
@@ -244,7 +244,7 @@ class Act(ABC):
                 self.problems.append(f"host {host} got something else: {answer['wrong']}")
 
     def report(self) -> dict[str, Any]:
-        """For machines."""
+        """For programs."""
         return {
             "seconds": self.seconds,
             "limit_seconds": self.limit,
@@ -377,7 +377,7 @@ class Reduce(Act):
         return max((self._traffic.taken(*pair) for pair in self.edges if pair[0] == host), default=0.0)
 
     def affected(self, victim: int) -> None:
-        """Whatever its array went into begins anew, with that of a spare."""
+        """Everything that its array went into starts over, with that of a spare."""
         for host in _behind(victim, self.edges):
             self._traffic.begin_anew(host)
 

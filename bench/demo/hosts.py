@@ -36,7 +36,7 @@ _PROCESSES = 150 << 20
 
 
 class DemoError(RuntimeError):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot continue; the message says why."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Machine:
             self.worker.stdin.flush()
 
     def kill(self) -> None:
-        """Both processes at once, as when the machine loses its power."""
+        """Both processes at once, as when the machine loses power."""
         assert self.agent is not None
         assert self.worker is not None
         both = (self.agent.process, self.worker)
@@ -171,7 +171,7 @@ class Hosts:
     # --- what workers say --------------------------------------------------------------------------------------
 
     def reports(self, seconds: float) -> Iterator[tuple[Machine, dict[str, Any]]]:
-        """What the workers say next, waiting at most so long for the first word."""
+        """What the workers report next; waits at most this long for the first report."""
         talking = {
             machine.worker.stdout: machine
             for machine in self.machines
@@ -215,7 +215,7 @@ def _fitting(size: int) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing that it has is worth a farewell."""
+    """Nothing in it is worth a clean shutdown."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

@@ -45,7 +45,7 @@ class Screen:
             yield
             self._console.print()
             return
-        # No thread that draws: whoever plays the act says when there is something new.
+        # No drawing thread: the act says when there is something new.
         with Live(console=self._console, auto_refresh=False) as self._live:
             yield
         self._live = None
@@ -149,7 +149,7 @@ def paths(edges: list[tuple[int, int]]) -> list[list[int]]:
 
 def _longest(start: int, left: Mapping[int, list[int]], seen: frozenset[int] = frozenset()) -> list[int]:
     """The trees of the demo are small and nearly chains. Counters of two hosts may be of different moments, so that
-    edges may even seem to form a ring for a moment: nobody stands twice in a path, but perhaps at its very end."""
+    edges may even seem to form a ring for a moment: a host appears twice in a path only at its very end."""
     seen |= {start}
     ways = [_longest(end, left, seen) if end not in seen else [end] for end in left.get(start, ())]
     return [start, *max(ways, key=len, default=[])]

@@ -1,8 +1,8 @@
-"""Who receives from whom, and how much: the tree of an act, told from what the agents say of their links and streams.
+"""Who receives from whom, and how much: the tree of an act, derived from the agents' reports of links and streams.
 
-The tree is that of the links' byte counters, which miss nothing that came and went between two looks. A link that broke
-is gone from them, and one that was made anew begins at 0. How far a host is, its streams say: their positions are those
-of bytes that are final, or combined. A stream that is gone has brought everything, unless its sender died.
+The tree comes from the links' byte counters, which miss nothing between two reports. A link that broke is gone from
+them, and a new one begins at 0. The streams say how far a host is: their positions are those of bytes that are final,
+or combined. A stream that is gone has delivered everything, unless its sender died.
 """
 
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ class Traffic:
             del known[key]
 
     def begin_anew(self, receiver: int) -> None:
-        """What this host had so far was for nothing."""
+        """This host's bytes so far do not count any more."""
         self._streams.pop(receiver, None)
 
     def forget(self, dead: int) -> None:

@@ -1,7 +1,7 @@
-"""The user's process on each host of the demo: puts, gets and reduces through the public API, as it is told.
+"""The user's process on each host of the demo: puts, gets and reduces through the public API, by command.
 
 Commands come as lines of JSON on standard input and are done in order; each is answered by one line on standard output.
-Beside them a thread tells how many bytes this host's agent has received from whom, as often as it is asked to. All
+A thread also reports how many bytes this host's agent has received from whom, at the requested interval. All
 times are of the monotonic clock, which the processes of one machine share. The process ends with its standard input,
 whatever it is doing then.
 
@@ -132,7 +132,7 @@ class Worker:
         """Compare what was got with the sum of these hosts' arrays, and let go of it."""
         value = self._values.pop(ref)
         if value.nbytes != size:
-            return {"wrong": f"{value.nbytes} bytes came, not {size}"}
+            return {"wrong": f"{value.nbytes} bytes arrived, not {size}"}
         place = first_wrong(value, hosts)
         return {"wrong": None if place is None else f"element {place} is {value[place]}"}
 

@@ -37,7 +37,7 @@ def run_campaign(
     if not 2 <= settings.machines <= 15:
         raise PeerError(f"a campaign needs 2 to 15 machines, not {settings.machines}")
     if settings.size < 1 << 20:
-        raise PeerError(f"objects of {settings.size} bytes are over before anything can break; take 1MiB at least")
+        raise PeerError(f"objects of {settings.size} bytes are too small to break anything in time; use at least 1MiB")
     recording = Recording(settings, path)
     numbers = list(only) if only is not None else recording.missing(faults)
     until = None if seconds is None else time.monotonic() + seconds
@@ -62,7 +62,7 @@ def _play_in_one_arena(
             try:
                 last = record_of(play(arena, draw(settings.seed, number, settings.machines, settings.size)))
             except (PeerError, HopliteError) as error:
-                last = {"case": number, "problems": [f"the case could not be played to its end: {error}"]}
+                last = {"case": number, "problems": [f"the case could not be completed: {error}"]}
                 if words := arena.new_words().strip():
                     last["problems"].append(f"an agent or the directory said: {words[-2000:]}")
             recording.add(last)

@@ -62,7 +62,7 @@ def play(arena: Arena, plan: Plan) -> Outcome:
     if scenario.asked is not None:
         peer, ticket = scenario.asked
         if (answer := peer.answer(ticket, at + CALL_SECONDS)).done is None:
-            raise PeerError(f"the reduction could not be asked for: {answer}")
+            raise PeerError(f"the reduction could not be requested: {answer}")
     least = _NOTICE if scenario.operation is Operation.WRITTEN else 0.0  # until there is something to get
     moment = at + max(least, plan.moment * scenario.expected_seconds(len(arena.machines), arena.rate))
     time.sleep(max(0.0, moment - _LOOK - time.monotonic()))
@@ -245,7 +245,7 @@ def _clean_up(arena: Arena, evidence: Evidence) -> None:
     refs = [*evidence.scenario.refs, evidence.scenario.filler]
     deleted = arena.machines[0].peer.ask("delete", refs=refs)
     if deleted.done is None:
-        evidence.left.append(f"what could not be deleted: {deleted}")
+        evidence.left.append(f"objects that could not be deleted: {deleted}")
     deadline = time.monotonic() + _REST
     while left := _left(arena):
         if time.monotonic() > deadline:
@@ -259,7 +259,7 @@ def _left(arena: Arena) -> list[str]:
     for machine in arena.machines:
         look = machine.peer.ask("look")
         if look.done is None:
-            left.append(f"host {machine.index} does not tell: {look}")
+            left.append(f"host {machine.index} does not report: {look}")
         elif look.done["objects"] or look.done["used"] or look.done["streams"]:
             told = {name: look.done[name] for name in ("objects", "used", "streams", "phases")}
             left.append(f"host {machine.index} still has {told}")

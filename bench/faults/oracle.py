@@ -76,7 +76,7 @@ def _call(evidence: Evidence, place: int, call: Call) -> list[str]:
     if answer.silent:
         return [f"{who} hangs"]
     if answer.gone:
-        return [] if is_victim and fault.kills_worker else [f"{who} is gone, though nobody killed its worker"]
+        return [] if is_victim and fault.kills_worker else [f"{who} ended, although its worker was not killed"]
     if answer.error is not None:
         reason = _unjustified(evidence, answer.error, is_victim=is_victim)
         return [] if reason is None else [f"{who}: {reason}: {answer}"]
@@ -87,7 +87,7 @@ def _wrong_value(evidence: Evidence, place: int, ref: str) -> str | None:
     scenario = evidence.scenario
     checked = evidence.checked.get((place, ref))
     if checked is None:
-        return "a value that nobody compared"
+        return "a value that was not compared"
     if "wrong" in checked:
         return f"a wrong value: {checked['wrong']}"
     seeds = checked["seeds"]
@@ -101,7 +101,7 @@ def _unjustified(evidence: Evidence, error: WorkerError, *, is_victim: bool) -> 
     """Why an error may not be; None if it may."""
     scenario, fault = evidence.scenario, evidence.fault
     if not error.typed or not error.remedy:
-        return "an error that is not typed, or says no remedy"
+        return "an error that is not typed, or has no remedy"
     if error.at - evidence.fault_at > LATE:
         return f"an error {error.at - evidence.fault_at:.1f} s after the fault"
     if error.type == "ClosedError":
@@ -109,9 +109,9 @@ def _unjustified(evidence: Evidence, error: WorkerError, *, is_victim: bool) -> 
     if error.type == "StoreFullError":
         return None if is_victim and fault.kind is FaultKind.FULL else "its store was not filled"
     if error.type not in _LOSSES:
-        return "nothing that was done leads to this"
+        return "no fault explains this"
     if error.ref is not None and error.ref not in scenario.refs:
-        return "it names an object that is none of ours"
+        return "it names an unknown object"
     if scenario.target is None:
         return _unjustified_loss(evidence, error)
     if enough_sources(scenario, fault) and not _lost_after_seal(evidence):
@@ -125,7 +125,7 @@ def _unjustified_loss(evidence: Evidence, error: WorkerError) -> str | None:
     if source is None:
         return "it does not say which object is lost"
     writer_died = scenario.operation is Operation.WRITTEN and fault.kills_worker and source.rank == fault.victim
-    return None if source.rank in _lost_ranks(fault) or writer_died else "who has the object lives"
+    return None if source.rank in _lost_ranks(fault) or writer_died else "a node that has the object lives"
 
 
 def _lost_after_seal(evidence: Evidence) -> bool:
@@ -159,7 +159,7 @@ def _contributors(evidence: Evidence) -> list[str]:
     if answer is None:
         return []
     if answer.done is None:
-        return [f"nobody says who contributed: {answer}"]
+        return [f"the contributors are unknown: {answer}"]
     by_ref = {source.ref: source.seed for source in scenario.sources}
     named = sorted(by_ref.get(ref, 0) for ref in answer.done["refs"])
     return [

@@ -70,9 +70,9 @@ class Recording:
         try:
             first, *rest = (json.loads(line) for line in lines)
         except ValueError as error:
-            raise PeerError(f"{path} is no record of a campaign: {error}") from error
+            raise PeerError(f"{path} is not a record of a campaign: {error}") from error
         if first != {"campaign": asdict(settings)}:
-            raise PeerError(f"{path} is of another campaign, {first}; give its settings, or another file")
+            raise PeerError(f"{path} belongs to another campaign, {first}; give its settings, or another file")
         self.records = rest
 
     def missing(self, faults: int) -> list[int]:

@@ -109,11 +109,11 @@ class Worker:
         """
         array = self._kept.pop(ref)
         if array.nbytes != size:
-            return {"wrong": f"{array.nbytes} bytes came, not {size}"}
+            return {"wrong": f"{array.nbytes} bytes arrived, not {size}"}
         total = int(array[0])
         inside = [seed for seed in seeds if total & seed]
         if total != sum(inside) or not matches(array, inside):
-            return {"wrong": f"its first number is {array[0]}, and it is no sum of whole objects"}
+            return {"wrong": f"its first number is {array[0]}, which is not a sum of whole objects"}
         return {"seeds": inside}
 
     def drop(self) -> dict[str, Any]:

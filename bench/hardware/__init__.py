@@ -1,4 +1,4 @@
 """`ci/hardware`: links between two real hosts, checked and measured, with a report of what they really used.
 
-Nobody has run it on InfiniBand, RoCE or several rails yet; over UCX's TCP between two emulated hosts it is tested.
+It has not run on InfiniBand, RoCE or several rails yet; over UCX's TCP between two emulated hosts it is tested.
 """

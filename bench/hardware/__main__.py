@@ -17,11 +17,11 @@ _PORT = 7780
 def main() -> int:
     parser = argparse.ArgumentParser(prog="ci/hardware", description="Check and measure links between two real hosts.")
     parser.add_argument("role", choices=("serve", "run"), help="serve on one host, run on the other")
-    parser.add_argument("address", help="of the host that serves, as the other one reaches it")
+    parser.add_argument("address", help="the address of the serving host, as the other host reaches it")
     parser.add_argument("port", nargs="?", type=int, default=_PORT)
-    parser.add_argument("--here", help="the address of the host that runs, if another than it finds by itself")
+    parser.add_argument("--here", help="the address of the running host, if it cannot find it by itself")
     parser.add_argument("--size", type=int, default=256, help="MiB of each measured transfer")
-    parser.add_argument("--only", default="", help="checks whose names contain this; the rest is left out")
+    parser.add_argument("--only", default="", help="run only checks whose names contain this")
     given = parser.parse_args()
     token = os.environ.get("HOPLITE_TOKEN", "").encode()
     if not token:

@@ -1,8 +1,8 @@
-"""The host that serves: it starts, stops and kills an endpoint's process for the host that runs the checks.
+"""The serving host: it starts, stops and kills an endpoint's process for the host that runs the checks.
 
 One connection at a time, proven by the cluster's token both ways, then a JSON object a line each way. It does nothing
 but what `Process` of the conformance suite does on one host, tells what the machine has, and starts `ucx_perftest`.
-Whatever was started for a connection ends with it.
+Everything started for a connection ends with it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _do(step: dict[str, Any], processes: dict[int, Process], stack: contextlib.E
             getattr(processes[step.pop("node")], what)(**step)
             return None
         case other:
-            raise ValueError(f"{other!r} is no step")
+            raise ValueError(f"{other!r} is not a step")
 
 
 def _start_perftest(stack: contextlib.ExitStack) -> bool:
@@ -140,7 +140,7 @@ class Peer:
         self._lines.flush()
         line = self._lines.readline(_LONGEST_LINE)
         if not line:
-            raise ConnectionLostError("the serving host hung up", self._name, "see what it says")
+            raise ConnectionLostError("the serving host hung up", self._name, "see its output")
         answer = json.loads(line)
         if "error" in answer:
             raise AssertionError(f"on {self._name}: {answer['error']}")

@@ -1,6 +1,6 @@
 """The host that runs: every check, registration, rails, kills and throughput, and what UCX really used for them.
 
-What has no RDMA lane is never called RDMA, whatever was asked for: the report names the lanes, and says in
+A link without an RDMA lane is never called RDMA, whatever was requested: the report names the lanes, and says in
 `not_tried_on_hardware` what it therefore does not show.
 """
 

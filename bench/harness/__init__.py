@@ -1,1 +1,1 @@
-"""What every measurement needs: a live cluster to drive, rounds that are timed, and figures that are kept and drawn."""
+"""What every measurement needs: a live cluster, timed rounds, and figures that are recorded and plotted."""

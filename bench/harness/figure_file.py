@@ -1,10 +1,10 @@
-"""A file of figures that grows by a line as soon as one is there, and with which a later run goes on.
+"""A file of figures that grows by one line per figure, and from which a later run continues.
 
     with FigureFile(path) as file:
         if not file.has(operation, hosts, size, rate, repeat=3): file.append(measured.json_line())
 
-Only one run has it at a time. A file that holds anything but JSON lines is refused and left as it is; a last line that
-was cut off, when a run was killed while it wrote, is removed. One that was made for nothing is removed as well.
+Only one run uses it at a time. A file that contains anything but JSON lines is refused and left as it is; an incomplete
+last line, from a run that was killed while writing, is removed. A new file without any figure is removed as well.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class FigureFile:
             self._read()
         except BlockingIOError:
             self._close()
-            raise PeerError(
-                f"{self._path} is being written by another run; wait for it, or take another file"
-            ) from None
+            raise PeerError(f"{self._path} is being written by another run; wait for it, or use another file") from None
         except OSError as error:
             self._close()
             raise PeerError(f"{self._path} cannot be written: {error.strerror}") from error
@@ -54,7 +52,7 @@ class FigureFile:
         self._close()
 
     def has(self, operation: str, hosts: int, size: int, rate: float, *, repeat: int, untimed: int = 1) -> bool:
-        """Whether our own figure of this is there: of as many rounds, by this version."""
+        """Whether our own figure of this is in the file: with as many rounds, by this version."""
         wanted = {
             "what": operation, "operation": operation, "hosts": hosts, "size": size, "rate": rate, "untimed": untimed,
             "versions": versions(),
@@ -68,7 +66,7 @@ class FigureFile:
         return map(figure_in, self._rows)
 
     def failures(self) -> dict[Key, str]:
-        """The cells that were tried in vain, and why."""
+        """The cells that failed, and why."""
         return dict(failure for row in self._rows if (failure := failure_in(row)) is not None)
 
     def append(self, line: str) -> None:
@@ -89,15 +87,15 @@ class FigureFile:
         except ValueError as error:
             raise self._no_figures(str(error)) from error
         if not all(isinstance(row, dict) for row in rows):
-            raise self._no_figures("a line is no object")
+            raise self._no_figures("a line is not a JSON object")
         if cut_off:
             if not cut_off.startswith(b'{"what"'):
-                raise self._no_figures("its last line is none")
+                raise self._no_figures("its last line is not one")
             self._file.truncate(sum(len(line) + 1 for line in whole))
         self._rows = rows
 
     def _no_figures(self, why: str) -> PeerError:
-        return PeerError(f"{self._path} holds something other than figures ({why}); take another file")
+        return PeerError(f"{self._path} contains something other than figures ({why}); use another file")
 
     def _close(self) -> None:
         if self._file is not None:

@@ -2,7 +2,7 @@
 
 A descriptor of another process is duplicated (`pidfd_getfd`) and shut down here: both ends then see a connection that
 was reset in the middle, as when a switch forgets it, while the processes themselves are well. Root may do that, and
-whoever started the process.
+the process's parent.
 """
 
 from __future__ import annotations

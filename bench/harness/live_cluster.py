@@ -1,11 +1,11 @@
-"""A live cluster on emulated hosts or on machines: a directory, an agent on every host, and workers that do as told.
+"""A live cluster on emulated hosts or on machines: a directory, an agent on every host, and workers that take commands.
 
     with Cluster(8, rate) as cluster, LiveCluster(cluster.hosts, rate) as live:
         live.ask(0, "put", ref=live.new_ref(), size=1 << 20, seed=3)
 
-The directory runs on host 0, beside that host's agent, and shares its shaped link. Workers are told their steps over
+The directory runs on host 0, beside that host's agent, and shares its shaped link. Workers get their steps over
 pipes; see `worker` for what they can do. Everything here is bounded in time, and ends with the block or the cluster.
-Moments, in steps and in what is told of them, are on this machine's clock, whatever clock a host has.
+Times in steps and in answers are on this machine's clock, whatever clock a host has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hoplite_ucx.runtime.launch.cluster import agent_task, directory_task
 __all__ = ["NOTICE", "LiveCluster", "Steps", "launch"]
 
 NOTICE = 0.03
-"""From telling everybody the moment to start until it comes, on this machine: all of them must be waiting for it."""
+"""The time between announcing the start and the start, on this machine: all workers must be waiting for it."""
 
 Steps = Mapping[int, dict[str, Any]]
 """What each worker is to do, by its rank: the step's name under "do", and its arguments."""
@@ -113,7 +113,7 @@ class LiveCluster(Opened):
         return secrets.token_hex(16)
 
     def ask(self, rank: int, do: str, **arguments: Any) -> Any:
-        """One step of one worker; returns what came of it."""
+        """One step of one worker; returns its result."""
         return self.together({rank: {"do": do, **arguments}})[rank]
 
     def tell(self, rank: int, do: str, **arguments: Any) -> None:
@@ -121,7 +121,7 @@ class LiveCluster(Opened):
         self._tell(rank, {"do": do, **arguments})
 
     def answer(self, rank: int) -> Any:
-        """What came of the step that a worker was told."""
+        """The result of the step that a worker was given."""
         return self._answer(rank, time.monotonic() + _PATIENCE)
 
     def together(self, steps: Steps, patience: float = _PATIENCE) -> dict[int, Any]:
@@ -136,7 +136,7 @@ class LiveCluster(Opened):
         return self.timed(steps)[0]
 
     def timed(self, steps: Steps) -> tuple[Round, dict[int, Any]]:
-        """The same, with what every worker told."""
+        """The same, with every worker's result."""
         notice = self.synchronise()
         before = self.services_processor()
         at = time.monotonic() + notice
@@ -145,7 +145,7 @@ class LiveCluster(Opened):
         return Round(max(each["done"] for each in told.values()) - at, used), told
 
     def synchronise(self) -> float:
-        """Look at the clocks of all hosts. Returns how long before a moment they must be told of it."""
+        """Read the clocks of all hosts. Returns how long before a start they must learn of it."""
         self._clocks = [host.clock() for host in self._hosts]
         # An answer takes twice a clock's error, and a step goes half of that way; twice that is for good measure.
         return NOTICE + 2 * max(clock.error for clock in self._clocks)

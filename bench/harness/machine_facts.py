@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 MEMORY_SHARE = 0.7
-"""As much of the memory that is available a measurement may take."""
+"""The share of the available memory that a measurement may use."""
 
 _PROCESSES = 200 << 20  # what the processes of one host take before the first object, of us or of any peer
 
@@ -74,5 +74,5 @@ def _check(what: str, needed: int, there: int, where: str) -> None:
     if needed > MEMORY_SHARE * there:
         raise PeerError(
             f"{what} takes about {needed >> 20} MiB of memory on {where}; "
-            f"{there >> 20} MiB are available, and {MEMORY_SHARE:.0%} of them may be used"
+            f"{there >> 20} MiB are available, of which {MEMORY_SHARE:.0%} may be used"
         )

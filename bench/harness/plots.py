@@ -1,4 +1,4 @@
-"""Pictures of figures: a panel for every operation and number of hosts, seconds over size, a line for everyone.
+"""Plots of figures: a panel for every operation and number of hosts, seconds over size, a line for every system.
 
 matplotlib is loaded only here, and only when something is drawn.
 """
@@ -20,7 +20,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def load_pyplot() -> Any:
-    """matplotlib, or a clear word that it is missing."""
+    """matplotlib, or an error that it is missing."""
     try:
         matplotlib = importlib.import_module("matplotlib")
         matplotlib.use("Agg")
@@ -30,7 +30,7 @@ def load_pyplot() -> Any:
 
 
 def draw(figures: Sequence[Figure], title: str) -> Any:
-    """A matplotlib figure; whoever asked for it closes it."""
+    """A matplotlib figure; the caller closes it."""
     pyplot = load_pyplot()
     panels = list(dict.fromkeys((figure.operation, figure.hosts) for figure in figures))
     columns = min(_COLUMNS, len(panels))

@@ -1,6 +1,6 @@
 """Figures that were written as JSON lines, read again: to compare two runs, and to draw them.
 
-Lines that hold no timed figure, such as what was not run, are passed over; a file that holds none is refused.
+Lines without a timed figure, such as what was not run, are skipped; a file without any figure is refused.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def read_figures(path: Path) -> list[Figure]:
             told = json.loads(line) if line.strip() else {}
             figure = figure_in(told) if isinstance(told, dict) else None
         except (ValueError, TypeError) as error:
-            raise PeerError(f"line {number} of {path} is no figure: {error}") from error
+            raise PeerError(f"line {number} of {path} is not a figure: {error}") from error
         if figure is not None:
             found.append(figure)
     if not found:
-        raise PeerError(f"{path} holds no figures of operations; they are written with --json")
+        raise PeerError(f"{path} contains no figures of operations; --json prints them")
     return found
 
 
@@ -89,7 +89,7 @@ def figure_in(told: dict[str, object]) -> Figure | None:
 
 
 def failure_in(told: dict[str, object]) -> tuple[Key, str] | None:
-    """The cell that one JSON object says was tried in vain, and why; None if it says nothing of the kind."""
+    """The cell that failed according to one JSON object, and why; None if it is not about a failure."""
     wanted = ("what", "operation", "hosts", "size", "rate", "not_run")
     if any(told.get(name) is None for name in wanted):
         return None
@@ -122,7 +122,7 @@ class Change:
 
 
 def changes(before: Iterable[Figure], after: Iterable[Figure]) -> Iterator[Change]:
-    """What both runs have, in the order of the first; of what one has several times, the last counts."""
+    """What both runs have, in the order of the first; of several figures for one key, the last counts."""
     later = {figure.key: figure for figure in after}
     for figure in {figure.key: figure for figure in before}.values():
         if figure.key in later:

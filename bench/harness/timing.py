@@ -124,8 +124,8 @@ def measure_in_turn(
     seconds: float = math.inf,
     advance: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
-    """Measure several things that are to be compared: a round of each in turn, so that noise meets all of them. Once
-    each has been timed, none begins later than `seconds` after the first."""
+    """Measure several things that are to be compared: a round of each in turn, so that noise affects all alike. Once
+    each has been timed, none starts later than `seconds` after the first."""
     rounds: dict[str, list[Round]] = {name: [] for name in what}
     began = time.monotonic()
     for number in range(untimed + repeat):

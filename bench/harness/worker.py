@@ -1,11 +1,11 @@
-"""A user's process in a live measurement: does what the driver tells it, a step a line, and says what came of it.
+"""A user's process in a live measurement: does the driver's steps, one per line, and reports their results.
 
     driver: {"do": "get", "refs": [...], "at": 12.5}          worker: {"done": [...]} or {"error": "..."}
 
 Moments are on the clock that all processes of a machine share. A timed step prepares, waits for its moment, makes its
-calls and notes when they returned; whatever came is kept and compared later, when everybody is done, in a step of its
-own. Arguments: the directory's address and the agent's name; without them, the process only burns Python, for as long
-as it lives.
+calls and records when they returned; the values are kept and compared later, when all workers are done, in another
+step. Arguments: the directory's address and the agent's name; without them, the process only runs busy Python code, for
+as long as it lives.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Worker:
         sources: list[str] | None = None,
         everywhere: bool = False,
     ) -> dict[str, float]:
-        """Come to an operation at a moment: put an object of one's own, then get what comes of it; or one of both."""
+        """Join an operation at a moment: put an object, then get the result; or one of both."""
         array = np.empty(size // 4, np.float32)
         fill(array, [seed])
 
@@ -84,10 +84,10 @@ class Worker:
         return _timed(at, work)
 
     def check(self, seeds: list[list[int]], size: int) -> None:
-        """What was got last: the sums of these seeds, in order."""
+        """Compare what was got last: the sums of these seeds, in order."""
         arrays, self._kept = self._kept, []
         if len(arrays) != len(seeds):
-            raise ValueError(f"{len(arrays)} objects came, and not {len(seeds)}")
+            raise ValueError(f"{len(arrays)} objects arrived, not {len(seeds)}")
         for array, summed in zip(arrays, seeds, strict=True):
             if array.nbytes != size or not matches(array, summed):
                 raise ValueError(f"a wrong value: {size} bytes of the seeds {summed} were expected")

@@ -1,4 +1,4 @@
-"""What is opened as a whole or not at all: if one of its parts does not start, those that did are ended."""
+"""Things that open as a whole or not at all: if one part does not start, the parts that did are closed."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Opened(ABC):
-    """For `with`. `close` must do for whatever `_open` has come to."""
+    """For `with`. `close` must handle every state that `_open` can leave."""
 
     @abstractmethod
     def _open(self) -> None: ...

@@ -1,6 +1,6 @@
-"""A process in a host with which one speaks in lines over its standard streams: never over the measured network.
+"""A process on a host that reads and writes lines over its standard streams, never over the measured network.
 
-Whoever waits for a line says until when. A process that ended is told with what it said on standard error.
+Every wait for a line has a deadline. If a process has ended, the error contains its standard error.
 """
 
 from __future__ import annotations
@@ -69,15 +69,16 @@ class LineProcess:
             raise self._failure() from None
 
     def send(self, data: bytes) -> None:
-        """The same from another thread: a process that has ended is a BrokenPipeError, and its last words stay."""
+        """Also from another thread: for a process that has ended it raises BrokenPipeError, and its last output stays
+        readable."""
         assert self._process.stdin is not None
         self._process.stdin.write(data)
 
     def line(self, deadline: float) -> str:
-        """The next line it says, at a moment of the monotonic clock at the latest."""
+        """The next line of its output, before a moment of the monotonic clock."""
         assert self._process.stdout is not None
         if not select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise PeerError(f"{self.name} is silent: it took too long")
+            raise PeerError(f"{self.name} did not answer in time")
         line: bytes = self._process.stdout.readline()
         if not line:
             raise self._failure()
@@ -103,7 +104,7 @@ class LineProcess:
             pass
 
     def _failure(self) -> PeerError:
-        """Of a process that has ended, so that all it had to say is there."""
+        """For a process that has ended, so that all its output is complete."""
         if self._log is not None:
             self._log.seek(0)
         said = self._log or self._process.stderr
@@ -112,5 +113,5 @@ class LineProcess:
         if not why:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LAST_WORDS)
-            why = f"it ended with {self._process.returncode}"
+            why = f"it exited with {self._process.returncode}"
         return PeerError(f"{self.name} failed: {why}")

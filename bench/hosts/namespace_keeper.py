@@ -1,13 +1,14 @@
 """The process that keeps a cluster's network namespaces, and ends everything in them when it ends.
 
-A namespace lives as long as somebody holds it. Here one small process, the keeper, holds a cluster's namespaces as
+A namespace lives as long as a process holds it. Here one small process, the keeper, holds a cluster's namespaces as
 open files and gives them no names in the file system, so that nothing can be left behind: links vanish with their
-namespaces, and these with the keeper. It ends when it is told to (SIGTERM) or when its owner is gone, however that
-went, and kills whatever still runs in its hosts before it does. That is why nobody needs signal handlers or
-PR_SET_PDEATHSIG, which would fire when the *thread* that started a process ends.
+namespaces, and these with the keeper. It ends on SIGTERM or when its owner is gone, for any reason, and first kills
+everything that still runs in its hosts. That is why no process needs signal handlers or PR_SET_PDEATHSIG, which would
+fire when the *thread* that started a process ends.
 
-Its name is an abstract Unix socket, which a second cluster cannot take and which vanishes with the keeper as well; who
-connects gets its `Record`. Without the right to make network namespaces it makes them in a user namespace of its own.
+Its name is an abstract Unix socket, which a second cluster cannot take and which vanishes with the keeper as well; a
+process that connects gets its `Record`. Without the right to make network namespaces it makes them in a user namespace
+of its own.
 
 The keeper runs as a script of its own (`python -I keeper.py`), so this module imports the standard library alone.
 """

@@ -77,7 +77,7 @@ class ClusterError(RuntimeError):
 
 
 class ClusterUnavailableError(ClusterError):
-    """This machine lacks a tool or a right that every cluster needs."""
+    """This machine does not have a tool or a right that every cluster needs."""
 
 
 class Host(LocalPlace):
@@ -123,7 +123,7 @@ class Host(LocalPlace):
                 raise
         done = subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
         if check and done.returncode != 0:
-            raise ClusterError(f"{' '.join(arguments)} on host {self.index} ended with {done.returncode}: {stderr}")
+            raise ClusterError(f"{' '.join(arguments)} on host {self.index} exited with {done.returncode}: {stderr}")
         return done
 
 
@@ -136,7 +136,7 @@ class Cluster(Opened):
         _check_rate(rate)
         name = f"{os.getpid()}-{next(_counter)}" if name is None else name
         if not _NAME.fullmatch(name):
-            raise ClusterError(f"{name!r} is no name for a cluster: use up to 40 letters, digits, dots or dashes")
+            raise ClusterError(f"{name!r} is not a valid cluster name: use up to 40 letters, digits, dots or dashes")
         self.name = name
         self.hosts: list[Host] = []
         self._record = Record(name, hosts, rate, owner=os.getpid())
@@ -242,11 +242,11 @@ class Cluster(Opened):
     def _refusal(self, why: str) -> ClusterError:
         if why == "taken":
             return ClusterError(
-                f"a cluster {self.name!r} is up already; take another name, or end it with: "
+                f"a cluster {self.name!r} already exists; use another name, or end it with: "
                 f"hoplite bench cluster down --name {self.name}"
             )
         return ClusterUnavailableError(
-            f"cannot make network namespaces ({why}): run this as root, or allow user namespaces "
+            f"cannot create network namespaces ({why}): run this as root, or allow user namespaces "
             "(user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
         )
 
@@ -260,7 +260,7 @@ class Cluster(Opened):
     # --- links -------------------------------------------------------------------------------------------------
 
     def cut(self, index: int, way: Way = "both") -> None:
-        """Lose whatever a host sends ("out"), receives ("in"), or both; nobody is told, as when a cable breaks."""
+        """Lose everything that a host sends ("out"), receives ("in"), or both, silently, as when a cable breaks."""
         for each in self._ways(index, way):
             self._set_queue(index, each, "blackhole")
 
@@ -278,9 +278,9 @@ class Cluster(Opened):
 
     def _ways(self, index: int, way: Way) -> tuple[Way, ...]:
         if not 0 <= index < len(self.hosts):
-            raise ClusterError(f"cluster {self.name} has no host {index}; it has {len(self.hosts)} hosts, from 0 on")
+            raise ClusterError(f"cluster {self.name} has no host {index}; it has {len(self.hosts)} hosts, from 0")
         if way != "both" and way not in _ONE_WAY:
-            raise ClusterError(f'{way!r} is no way of a link; write "in", "out" or "both"')
+            raise ClusterError(f'{way!r} is not a direction of a link; write "in", "out" or "both"')
         return _ONE_WAY if way == "both" else (way,)
 
     def _lay_links(self) -> None:
@@ -320,7 +320,7 @@ class Cluster(Opened):
         )  # fmt: skip
         if done.returncode != 0:
             if any(lack in done.stderr for lack in _LACKS):
-                raise ClusterUnavailableError(f"the kernel lacks veth, bridge or sch_tbf; {tool} says: {done.stderr}")
+                raise ClusterUnavailableError(f"the kernel has no veth, bridge or sch_tbf; {tool} says: {done.stderr}")
             raise ClusterError(f"{tool} refused a step of cluster {self.name}: {done.stderr}")
 
     # --- processes ---------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Cluster(Opened):
 
 
 def names_up() -> list[str]:
-    """The clusters of this user that are up, whoever made them."""
+    """The clusters of this user that are up, in any program."""
     return namespace_keeper.names()
 
 

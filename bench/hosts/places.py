@@ -31,7 +31,7 @@ class Clock:
 class Place(Protocol):
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name for people."""
 
     @property
     def address(self) -> str:

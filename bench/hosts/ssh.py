@@ -2,7 +2,7 @@
 
     with SshCluster(read_hosts(path)) as cluster, LiveCluster(cluster.hosts, rate) as live: ...
 
-A file names them, a machine a line: `[user@]host[:port]`, and after it what differs from the usual,
+A file lists them, one machine per line: `[user@]host[:port]`, and then settings that differ from the defaults,
 
     alice@node1  address=10.0.0.1  python=/opt/venv/bin/python
     node2        python="env HOPLITE_CONFIG=/etc/hoplite.toml /opt/venv/bin/python"
@@ -11,9 +11,9 @@ A file names them, a machine a line: `[user@]host[:port]`, and after it what dif
 `python` runs Python with this version of hoplite.
 
 Every process has an ssh connection of its own, whose standard streams are its own, so that secrets travel as they do on
-one machine: on standard input, never on a command line. ssh asks nobody anything (BatchMode): keys and known hosts are
-the user's to set up. A guard (`ssh_guard`) on every machine sees that everything there ends, however this end goes:
-with the block, with this process, or with the network.
+one machine: on standard input, never on a command line. ssh never asks questions (BatchMode): the user sets up keys and
+known hosts. A guard (`ssh_guard`) on every machine makes sure that everything there ends, however this end goes: with
+the block, with this process, or with the network.
 """
 
 from __future__ import annotations
@@ -94,12 +94,14 @@ def _machine(words: list[str]) -> Machine:
     target, *settings = words
     match = _TARGET.fullmatch(target)
     if match is None:
-        raise ValueError(f"{target!r} is no machine; write [user@]host[:port]")
+        raise ValueError(f"{target!r} is not a machine; write [user@]host[:port]")
     found: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if key not in _KEYS or not equals or not value.strip() or key in found:
-            raise ValueError(f"{setting!r} is no setting; write each of {', '.join(_KEYS)} once, as {_KEYS[0]}=VALUE")
+            raise ValueError(
+                f"{setting!r} is not a setting; write each of {', '.join(_KEYS)} once, as {_KEYS[0]}=VALUE"
+            )
         found[key] = value
     port = match["port"]
     python = tuple(shlex.split(found.get("python", _PYTHON)))
@@ -140,8 +142,8 @@ class SshHost:
             version = self.told["versions"]["hoplite"]
         except (ValueError, TypeError, KeyError):
             raise PeerError(
-                f"{self.name} said {line[:200]!r} before hoplite could: a command over ssh must print nothing of its "
-                "own; look at the start-up files of the shell there"
+                f"{self.name} printed {line[:200]!r} before hoplite could: a command over ssh must print nothing "
+                "else; check the start-up files of the shell there"
             ) from None
         if version != hoplite_ucx.__version__:
             raise PeerError(
@@ -150,7 +152,7 @@ class SshHost:
         self.folder = self.told["folder"]
         self.address = self.address or "".join(self.told["address"])
         if not self.address:
-            raise PeerError(f"the address of {self.name} is not known; write address=… in the hosts file")
+            raise PeerError(f"the address of {self.name} is unknown; write address=… in the hosts file")
 
     def _unready(self, why: str) -> PeerError:
         why = why.removeprefix(f"{self._guard.name} failed: ").strip()
@@ -238,7 +240,7 @@ def _target(machine: Machine) -> list[str]:
 
 
 class SshCluster(Opened):
-    """Its hosts are reached and found sound when the block begins; nothing of ours runs there when it has ended."""
+    """Its hosts are reached and checked when the block begins; nothing of ours runs there when it has ended."""
 
     def __init__(self, machines: Sequence[Machine], ssh: Sequence[str] = ("ssh",), *, silence: float = SILENCE) -> None:
         self.hosts: list[SshHost] = []
@@ -289,5 +291,5 @@ class SshCluster(Opened):
         inward = [host for host in self.hosts if host.address.startswith("127.") or host.address == "::1"]
         if inward and len(inward) < len(self.hosts):
             raise PeerError(
-                f"nobody else can reach {inward[0].name} at {inward[0].address}; give it an address=… in the hosts file"
+                f"others cannot reach {inward[0].name} at {inward[0].address}; give it an address=… in the hosts file"
             )

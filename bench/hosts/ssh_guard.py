@@ -1,4 +1,4 @@
-"""What runs on a machine that is reached through ssh, beside the processes of a measurement: it sees that they end.
+"""Runs on a machine that is reached through ssh, beside the processes of a measurement, and makes sure that they end.
 
     python -m hoplite_ucx.bench.hosts.ssh_guard MARK SILENCE
 
@@ -44,7 +44,7 @@ def main(mark: str, silence: float) -> None:
                     _say(_answer(mark, json.loads(line)))
     finally:
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # whoever ends it once more must not keep it from this
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not prevent this
         _kill_all(mark)
 
 

@@ -1,15 +1,15 @@
-"""What breaks while an object is under way, and how long its getter goes without a byte, for every transport.
+"""Breaks something during a transfer, and measures how long its getter goes without a byte, for every transport.
 
-Host 3 gets an object that hosts 1 and 2 have; host 0 has the directory. When half of it has come, whoever sends it is
-killed, stopped or cut off, and the rest comes from the other one. Or only the connection that carries the bytes is
-broken, while all processes are well: then host 1 alone has it, so that the rest must come from the same host, over
-whatever transport is left.
+Host 3 gets an object that hosts 1 and 2 have; host 0 has the directory. When half of it has arrived, its sender is
+killed, stopped or cut off, and the rest comes from the other host. Or only the connection that carries the bytes is
+broken, while all processes live: then only host 1 has the object, so the rest must come from the same host, over
+the transport that is left.
 
 In a cluster with mixed links, host 0 asks for the sum of an object of each of four hosts, of which three use UCX among
 themselves, and the busiest connection of UCX is broken in mid-object.
 
-A position is looked up every few milliseconds, by a second worker of host 3: figures are no finer than that. Each break
-has hosts of its own, after an object that comes undisturbed. Every byte is compared.
+A position is looked up every few milliseconds, by a second worker of host 3: figures are not finer than that. Each
+break has its own hosts, after an undisturbed object. Every byte is compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SECONDS = 60.0
 _FLOW_SECONDS = 10.0
 _FIRST, _SECOND, _GETTER, _WATCHER = range(1, 5)  # ranks of workers
 _FLOWING = 1 << 20
-"""So many bytes on a connection are no messages: an object is under way."""
+"""This many bytes on a connection are not messages: an object is being sent."""
 
 
 class Break(StrEnum):

@@ -1,4 +1,5 @@
-"""What a host must bear: many workers on one object, a busy neighbour, an object of many gigabytes, very many objects.
+"""The load that a host must carry: many workers on one object, a busy neighbour, an object of many gigabytes, very many
+objects.
 
 Each function makes its own emulated hosts, checks every value, and returns the figures.
 """

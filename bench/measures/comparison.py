@@ -1,8 +1,8 @@
-"""Us, bare sockets and the peers: any operations and sizes, on one emulated cluster and in one run.
+"""Hoplite, bare sockets and the peers: any operations and sizes, on one emulated cluster and in one run.
 
-Ours come first, each cell with bare sockets in turn; then every peer, alone on the same hosts, does all cells, small
-ones first. What could not be run is listed with the reason. A run may be cut into several: each is told what is there
-already and when to end, and does what is missing.
+Hoplite runs first, each cell in turn with bare sockets; then every peer, alone on the same hosts, does all cells, small
+ones first. What could not be run is listed with the reason. A run may be split into several: each gets the existing
+figures and the time to end, and does what is missing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Bytes that make no sense, for everything that reads bytes: every parser here, then every port of a cluster.
+"""Invalid bytes for everything that reads bytes: every parser here, then every port of a cluster.
 
-Valid frames of every kind are made from the types themselves, then spoilt: bits flipped, bytes cut off, doubled, taken
-from another frame. A parser must give a value or its own typed error; whatever else it raises is a *crash*, and
-is shown with the seed and number that made it. What the protocol's decoders accept goes on into live machines, which
-must keep their invariants. Ports are those of a real directory and agent: after all of it they must serve as before.
+Valid frames of every kind are generated from the types, then corrupted: bits flipped, bytes cut off, doubled, taken
+from another frame. A parser must return a value or raise its own typed error; anything else is a *crash*, and is shown
+with the seed and number that made it. Frames that the protocol's decoders accept go on into live machines, which must
+keep their invariants. Ports are those of a real directory and agent: after all of it they must serve as before.
 
-A frame is one spoilt input to one parser, or one that is sent to a port.
+A frame is one corrupted input to one parser, or one that is sent to a port.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from hoplite_ucx.transports.wire.session import Session
 
 _SAMPLES = 200
 _MACHINE_FRAMES = 500
-"""A machine is replaced after this many frames: what valid ones among them put into it is no growth."""
+"""A machine is replaced after this many frames: what valid ones among them put into it does not count as growth."""
 _CLUSTER = "fuzz"
 _TOKEN = b"a token for fuzzing"
 _SOCKET_SECONDS = 5.0
@@ -375,14 +375,14 @@ def _read_layout(data: bytes) -> object:
 
 
 def fuzz_parsers(frames: int, seed: int, advance: Advance = lambda _: None) -> Report:
-    """So many spoilt frames, in turns to every parser."""
+    """This many corrupted frames, in turns to every parser."""
     rng = random.Random(seed)
     every = parsers(rng)
     report = Report(seed, by_parser={parser.name: 0 for parser in every})
     warm = min(frames // 10, 20_000)
     begun = time.monotonic()
     for number in range(frames):
-        if number == warm:  # what is made once is no growth
+        if number == warm:  # what is allocated once does not count as growth
             report.memory_before["this process"] = resident(os.getpid())
         parser = every[number % len(every)]
         data = spoil(rng, rng.choice(parser.samples), rng.choice(parser.samples))
@@ -411,7 +411,8 @@ def resident(pid: int) -> int:
 
 
 def fuzz_ports(frames: int, seed: int, advance: Advance = lambda _: None) -> Report:
-    """Spoilt frames at every port of a directory and an agent: before the proof, after it, on links, from workers."""
+    """Corrupted frames at every port of a directory and an agent: before the proof, after it, on links, from
+    workers."""
     rng = random.Random(seed)
     directory = processes.spawn("directory", directory_task(_TOKEN), tied_to_thread=True)
     agent = None

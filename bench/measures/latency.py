@@ -1,7 +1,8 @@
-"""Small objects: how long a put, a get and a broadcast take beside a bare round trip, and how many come a second.
+"""Small objects: how long a put, a get and a broadcast take compared with a bare round trip, and how many run per
+second.
 
 Every figure is a median over many calls of one round, and the rounds of all of them take turns with the bare echo, so
-that what else runs on the machine meets all alike.
+that other load on the machine affects all alike.
 """
 
 from __future__ import annotations

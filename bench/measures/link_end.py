@@ -1,4 +1,4 @@
-"""One end of one way to move bytes, for `links`: a link of a transport, or the bare thing that it is compared with.
+"""One end of one way to move bytes, for `links`: a link of a transport, or the bare way that it is compared with.
 
     driver: {"do": "pull", "size": 536870912, "frame": 1048576}          peer: {"done": 0.21, "used": 0.3}
 
@@ -46,7 +46,7 @@ SECONDS = 60.0
 ECHO = 1024
 ECHOES = 200
 _MORE_ECHOES = 20  # before those that are timed
-# The bare loop over UCX has as much under way as was found best: see docs/transports.md.
+# The bare loop over UCX keeps as much in progress as was fastest: see docs/transports.md.
 _AHEAD_PIECES = 4
 _AHEAD_BYTES = 4 << 20
 _CLOSED = "the other end closed"

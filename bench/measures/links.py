@@ -1,9 +1,9 @@
-"""Every transport beside the bare thing below it: throughput by frame size, and round trips, on loopback or two hosts.
+"""Every transport compared with what it uses: throughput by frame size, and round trips, on loopback or two hosts.
 
 A *contest* is a transport and its yardstick: tcp beside blocking sockets, UCX beside a bare loop on the same UCX, a
-shared segment beside private memory. All ways take turns, round by round, so that whatever else the machine does meets
-all alike; medians are compared. UCX is called by what it really used, which it is asked after the first round: what
-was asked for as RDMA and got another lane is refused, since a figure with a wrong name is worse than none.
+shared segment beside private memory. All ways take turns, round by round, so that other load affects all
+alike; medians are compared. UCX is named after the lanes that it really used, read after the first round: a link that
+was requested as RDMA and got another lane is refused, since a figure with a wrong name is worse than none.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def name_of_lanes(asked: str, lanes: Sequence[str]) -> str:
     transports = sorted({lane.partition("/")[0] for lane in lanes} - {"self"})
     rdma = bool(transports) and all(_is_rdma(transport) for transport in transports)
     if asked == "rdma" and not rdma:
-        got = ", ".join(lanes) or "no lanes that it tells of"
+        got = ", ".join(lanes) or "unknown lanes"
         raise PeerError(f"rdma was asked for, but UCX uses {got}: not measured under that name; run hoplite doctor")
     return f"ucx {'+'.join(transports) or 'of unknown lanes'}{' (rdma)' if rdma else ''}"
 

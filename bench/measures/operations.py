@@ -1,7 +1,7 @@
 """The collective operations as rounds of a live cluster, and side by side with bare sockets on the same hosts.
 
-A round puts what it needs, waits until everybody has, times the operation from one common moment until the last get
-has returned, compares every value, and deletes everything.
+A round puts what it needs, waits until all puts are done, times the operation from one common moment until the last
+get has returned, compares every value, and deletes everything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our figures, and bare sockets', on machines that a file names and ssh reaches: see `ssh`.
+"""Our figures, and those of bare sockets, on machines that a file lists and ssh reaches: see `ssh`.
 
 The limit comes from the rate that is given. Without one, bare streams between neighbours are measured first: each
 machine sends once and receives once, and the slowest of these streams is what the links have. Machines have clocks of
@@ -52,7 +52,7 @@ def measure_on_machines(
     """An operation on the first `hosts` machines of a file, or on all."""
     named = read_hosts(path)
     if hosts is not None and hosts > len(named):
-        raise PeerError(f"{path} names {len(named)} machines, and not {hosts}")
+        raise PeerError(f"{path} lists {len(named)} machines, not {hosts}")
     chosen = named[:hosts]
     check_cell(operation, len(chosen), size, memory=False)
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def _words(ssh: str) -> list[str]:
     try:
         words = shlex.split(ssh)
     except ValueError as error:
-        raise PeerError(f"{ssh!r} is no command: {error}") from error
+        raise PeerError(f"{ssh!r} is not a command: {error}") from error
     if not words:
         raise PeerError("an ssh command is needed, such as: ssh -i KEY")
     return words

@@ -1,4 +1,4 @@
-"""What it costs a host to pass an object on: the processor time of a relay's agent beside that of a bare forwarder.
+"""What it costs a host to forward an object: the processor time of a relay's agent, compared with a bare forwarder.
 
 Three hosts in a chain: host 0 has the object, one of the others gets it and passes it to the last. Which of them is in
 the middle, the directory decides; it is known by what its interface has sent. The bare chain is that of `bare.peer`:

@@ -94,7 +94,7 @@ def grid(operations: Iterable[str], hosts: Iterable[int], sizes: Iterable[int], 
     ]
     for cell in cells:
         if cell.operation not in ROUNDS:
-            raise PeerError(f"{cell.operation!r} is none of {', '.join(ROUNDS)}")
+            raise PeerError(f"{cell.operation!r} is not one of {', '.join(ROUNDS)}")
         if not 2 <= cell.hosts <= MOST_HOSTS:
             raise PeerError(f"a cluster is scaled from 2 to {MOST_HOSTS} hosts, not to {cell.hosts}")
         check_cell(cell.operation, cell.hosts, cell.size, memory=False)
@@ -149,6 +149,6 @@ def _too_much(cell: Cell, bare: bool) -> NotRun | None:
         why = f"about {needed >> 20} MiB of memory are needed, and {MEMORY_SHARE:.0%} of {there >> 20} MiB may be used"
         return NotRun(cell, why, needed, there)
     if cell.limit > _LONGEST:
-        why = f"a round takes {cell.limit:.0f} s at this rate, and {_LONGEST:.0f} s are what one may take"
+        why = f"a round takes {cell.limit:.0f} s at this rate, and may take at most {_LONGEST:.0f} s"
         return NotRun(cell, why, cell.limit, _LONGEST)
     return None

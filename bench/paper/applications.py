@@ -206,7 +206,7 @@ class _Serving:
             if answer.gone:
                 event = crew.lost(machine)
             else:
-                _need(f"the worker on host {machine.index} has no answer", answer)
+                _need(f"the worker on host {machine.index} gave no answer", answer)
                 answered.append(machine)
         began = _need("the query could not be put", front.answer(put, deadline))["began"]
         target = _ref()
@@ -259,7 +259,7 @@ class _Training:
         target = _ref()
         got = _get_sum(front, target, list(self._pending), min(self._count, len(self._pending)))
         _need("the gradients could not be added", got)
-        chosen = _need("who contributed is not known", front.ask("contributors", ref=target))["refs"]
+        chosen = _need("the contributors are unknown", front.ask("contributors", ref=target))["refs"]
         contributors = {ref: self._pending.pop(ref).machine for ref in chosen}
         self._old.add(self._parameters)
         self._parameters = self._put_parameters()

@@ -79,7 +79,7 @@ class Journal:
                 self._take(line)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise PeerError(
-                    f"line {number} of {self.path} is no record of this report ({error}); choose another --output"
+                    f"line {number} of {self.path} is not a record of this report ({error}); choose another --output"
                 ) from error
 
     def _take(self, line: Record) -> None:

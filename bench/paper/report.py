@@ -50,10 +50,10 @@ SECTIONS = (
         "Figure 7: broadcast, gather, reduce and allreduce of large objects",
         "Latency of the four operations for 1 MB, 32 MB and 1 GB over 4 to 16 nodes, with Hoplite, Open MPI, Ray, "
         "Dask and Gloo.",
-        "The same operations and, of the sizes, those that two cores can carry; 1 GB is left out. All objects are "
-        "there before the clock starts, which then runs until the last host has its result. Gloo and Open MPI take "
+        "The same operations and, of the sizes, those that two cores can carry; 1 GB is left out. All objects "
+        "exist before the clock starts, which then runs until the last host has its result. Gloo and Open MPI take "
         "their own choice of algorithms; a second Open MPI is forced to a pipelined chain and a ring, which the paper "
-        "has not. In the paper's allreduce, Ray and Dask stand in a panel apart; here all are in one.",
+        "does not have. In the paper's allreduce, Ray and Dask have a separate panel; here all are in one.",
         "Lower is better, and flat is good: the dotted line is what the busiest link must carry at 95 % of its rate. "
         "It is flat for broadcast and reduce, nearly so for allreduce, and grows with the hosts for gather. Ratios "
         "below 1 at 1 MiB come from the burst that the shaper lets through.",
@@ -67,8 +67,9 @@ SECTIONS = (
         "Host 0 comes first, then the others in order. Time runs from the first arrival until the last host that gets "
         "something has it; our times include each host's put. Peers that run the same program on every host call "
         "their collective when they come. Ray and Dask are not measured here.",
-        "The dashed line is the moment of the last arrival: nobody can be below it. Hoplite should stay a constant "
-        "above it, since whatever is there moves already; what waits for everybody adds its whole operation.",
+        "The dashed line is the moment of the last arrival: no system can be below it. Hoplite should stay a "
+        "constant above it, since available objects already move; a system that waits for all hosts adds its whole "
+        "operation.",
         (Kind.STAGGERED,),
     ),
     Section(
@@ -76,7 +77,7 @@ SECTIONS = (
         "Figure 12: a worker fails and comes back",
         "Latency of each query of an ensemble served by Ray Serve (a) and of each step of asynchronous SGD (b), with "
         "Hoplite and with Ray, while one task fails and rejoins.",
-        "Two loops with the applications' communication and none of their models. (a) A front end puts a query, all "
+        "Two loops with the applications' communication without their models. (a) A front end puts a query, all "
         "workers get it and put an answer, and the front end gets the sum of the answers. (b) A server gets the sum of "
         "the first half of the gradients that are there, puts new parameters, and the contributors go on with those. "
         "In the middle of a round one worker is killed with -9 together with its host's agent, and started again at "
@@ -96,7 +97,7 @@ SECTIONS = (
     ),
     Section(
         "degrees",
-        "Besides: the degree of reduce trees",
+        "Extra: the degree of reduce trees",
         "The paper chooses between a chain, a tree of degree 2 and a star by a cost model, and shows in an appendix "
         "what each of them takes.",
         "Every reduce is laid with a fixed degree by a directory that is made for this measurement, and once by the "

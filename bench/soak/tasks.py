@@ -188,7 +188,7 @@ class Books:
 
     def _unjustified(self, task: Task, error: WorkerError) -> str | None:
         if not error.typed or not error.remedy:
-            return "an error that is not typed, or says no remedy"
+            return "an error that is not typed, or has no remedy"
         if error.type == "ClosedError":
             return None if self._died(task) else "its agent lives"
         if error.type == "StoreFullError":
@@ -198,7 +198,7 @@ class Books:
             return None if any(object_.deleted for object_ in task.about) else "nobody deleted it"
         if error.type in (*_LOSSES, "GetTimeoutError") and any(self._may_be_lost(o) for o in task.about):
             return None
-        return "nothing that was done leads to this"
+        return "no fault explains this"
 
     def _may_be_lost(self, object_: Known) -> bool:
         lacks_sources = not object_.seen and any(source.deleted for source in object_.sources)

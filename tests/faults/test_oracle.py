@@ -85,14 +85,14 @@ def test_losses() -> None:
     everyone = [0, 1, 2]
     assert with_losses(FaultKind.KILL_HOST, 0, everyone) == []
     assert with_losses(FaultKind.CUT, 0, everyone, seconds=3.0) == []
-    assert "who has the object lives" in with_losses(FaultKind.CUT, 0, everyone, seconds=0.5)[0]
-    assert "who has the object lives" in with_losses(FaultKind.KILL_HOST, 3, everyone)[0]
+    assert "a node that has the object lives" in with_losses(FaultKind.CUT, 0, everyone, seconds=0.5)[0]
+    assert "a node that has the object lives" in with_losses(FaultKind.KILL_HOST, 3, everyone)[0]
     assert "hosts [1] have it" in with_losses(FaultKind.KILL_HOST, 0, [1, 2])[0]
 
 
 @pytest.mark.parametrize(
     ("checked", "says"),
-    [({"wrong": "a byte"}, "wrong value"), ({"seeds": [2]}, "bytes of"), (None, "nobody compared")],
+    [({"wrong": "a byte"}, "wrong value"), ({"seeds": [2]}, "bytes of"), (None, "not compared")],
 )
 def test_wrong_values(checked: dict[str, Any] | None, says: str) -> None:
     made = broadcast(FaultKind.SLOW, 2, DONE, DONE, DONE)

@@ -37,7 +37,7 @@ def test_a_file_knows_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="another campaign"):
         Recording(Settings(2, 4, 1 << 20, 1e6), path)
     path.write_text("{")
-    with pytest.raises(PeerError, match="no record"):
+    with pytest.raises(PeerError, match="not a record"):
         Recording(SETTINGS, path)
 
 

@@ -54,7 +54,7 @@ def test_what_cannot_be_is_refused(trio: Cluster) -> None:
     for size in (0, -4, 6, 2 << 30):
         with pytest.raises(PeerError, match="whole float32 numbers"):
             BarePeers(trio.hosts, "reduce", size)
-    with pytest.raises(PeerError, match="none of the bare operations"):
+    with pytest.raises(PeerError, match="not a bare operation"):
         BarePeers(trio.hosts, "scatter", 4)
     with pytest.raises(PeerError, match="two or more hosts"):
         BarePeers(trio.hosts[:1], "reduce", 4)
@@ -71,7 +71,7 @@ def test_a_dead_peer_and_a_silent_one_are_told(trio: Cluster) -> None:
         trio.cut(1)
         try:
             peers._patience = 1.5
-            with pytest.raises(PeerError, match="of the bare broadcast is silent"):
+            with pytest.raises(PeerError, match="of the bare broadcast did not answer"):
                 peers.run()
         finally:
             trio.heal(1)

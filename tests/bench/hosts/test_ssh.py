@@ -50,9 +50,9 @@ def test_a_hosts_file_names_machines(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("node1\n", "names 1 machines; 2 to 256"),
-        ("node1\n-oProxyCommand=true\n", "line 2 of .*is no machine"),
-        ("node1 python=\n", "line 1 of .*is no setting"),
-        ("node1 shell=sh\n", "line 1 of .*'shell=sh' is no setting"),
+        ("node1\n-oProxyCommand=true\n", "line 2 of .*is not a machine"),
+        ("node1 python=\n", "line 1 of .*is not a setting"),
+        ("node1 shell=sh\n", "line 1 of .*'shell=sh' is not a setting"),
         ("node1 address=1 address=2\n", "line 1 of .*once"),
         ("node1 'address=1\n", "line 1 of .*No closing quotation"),
     ],
@@ -68,10 +68,10 @@ def test_what_is_refused_before_anything_is_reached(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("node1\nnode2\n")
     for options, why in (
-        (("--hosts", "3"), "names 2 machines, and not 3"),
+        (("--hosts", "3"), "lists 2 machines, not 3"),
         (("--size", "7"), "whole float32 numbers"),
         (("--ssh", "no-such-ssh"), "no-such-ssh is not installed here"),
-        (("--ssh", "'"), "is no command"),
+        (("--ssh", "'"), "is not a command"),
     ):
         refused = bench("broadcast", "--hosts-file", str(path), *options)
         assert refused.exit_code == 1
@@ -164,7 +164,7 @@ def test_everything_ends_when_the_network_is_gone(pair: Machines) -> None:
         pair.cluster.cut(1)
         try:
             eventually(lambda: len(pair.processes()) == 1)
-            with pytest.raises(PeerError, match=r"hoplite on 198\.18\.0\.2 (failed|is silent)"):
+            with pytest.raises(PeerError, match=r"hoplite on 198\.18\.0\.2 (failed|did not answer)"):
                 host.clock()
             assert sleeper.wait(HANG) == 255  # ssh's own end of it
         finally:
@@ -187,7 +187,7 @@ def test_errors_name_the_machine_and_the_remedy(pair: Machines, monkeypatch: pyt
     assert "198.18.0.3 has no /none/python (" in refusal(sound, "198.18.0.3 python=/none/python")
     assert "198.18.0.3 has no hoplite, or an older one" in refusal(sound, "198.18.0.3 python='python3 -I -S'")
     noisy = refusal(sound, """198.18.0.3 python="sh -c 'echo hello; cat'" """)
-    assert "198.18.0.3 said 'hello' before hoplite could" in noisy
+    assert "198.18.0.3 printed 'hello' before hoplite could" in noisy
     assert "have the same address, 198.18.0.2" in refusal(sound, sound)
     there = hoplite_ucx.__version__
     monkeypatch.setattr(hoplite_ucx, "__version__", "9.9")

@@ -31,7 +31,7 @@ def test_more_than_eight_hosts_share_what_eight_have() -> None:
 
 
 def test_what_could_never_be_measured_is_refused() -> None:
-    with pytest.raises(PeerError, match="'scatter' is none of broadcast"):
+    with pytest.raises(PeerError, match="'scatter' is not one of broadcast"):
         grid(["scatter"], [2], [1024], 125e6)
     with pytest.raises(PeerError, match="2 to 16 hosts, not to 17"):
         grid(["reduce"], [2, 17], [1024], 125e6)
@@ -49,7 +49,7 @@ def test_what_does_not_fit_memory_or_time_is_left_out_with_the_reason() -> None:
     assert isinstance(memory, NotRun)
     assert memory.needs > memory.there > memory_available() / 4
     assert "of memory are needed, and 70% of" in json.loads(memory.json_line())["not_run"]
-    assert time.why == "a round takes 1104 s at this rate, and 60 s are what one may take"
+    assert time.why == "a round takes 1104 s at this rate, and may take at most 60 s"
 
 
 # --- files ------------------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text("something else\n")
     refused = command("--quick", "--output", tmp_path)
     assert (refused.exit_code, (tmp_path / "records.jsonl").read_text()) == (1, "something else\n")
-    assert "is no record of this report" in refused.stderr
+    assert "is not a record of this report" in refused.stderr
 
 
 @pytest.mark.long(reason="measures for some ten seconds; what it runs, other tests run too")
