@@ -301,6 +301,9 @@ class VirtualCluster:
     def close_delay(self) -> float:
         return self.random.random() * self.shape.close_delay
 
+    def is_cancelled(self, call: CallId) -> bool:
+        return self.calls[call].cancelled
+
     def token_of_call(self, node: VirtualNode, call: CallId) -> int:
         assert self.calls[call].node is node
         return self.calls[call].token

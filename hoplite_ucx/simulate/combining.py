@@ -8,16 +8,32 @@ skip some: that poisons the slot for good.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from hoplite_ucx.protocol.events import Combined
-from hoplite_ucx.simulate.content import Content
-from hoplite_ucx.simulate.provenance import POISON
+from hoplite_ucx.protocol.events import Combined, NodeEvent
+from hoplite_ucx.simulate.content import Content, Span
+from hoplite_ucx.simulate.provenance import POISON, Provenance
+from hoplite_ucx.simulate.segments import Segment
 
-if TYPE_CHECKING:
-    from hoplite_ucx.simulate.content import Span
-    from hoplite_ucx.simulate.node import Segment, VirtualNode
-    from hoplite_ucx.simulate.streams import Receiving
+
+class Surroundings(Protocol):
+    provenance: Provenance
+
+
+class Node(Protocol):
+    """What a slot needs of the node that it is on."""
+
+    @property
+    def cluster(self) -> Surroundings: ...
+    def dispatch(self, event: NodeEvent) -> None: ...
+
+
+class Feeding(Protocol):
+    """A stream into a part."""
+
+    def combined(self, watermark: int) -> None:
+        """The slot has combined what came up to here."""
+        ...
 
 
 class Part:
@@ -27,16 +43,14 @@ class Part:
         self.segment = segment
         self.content = segment.content if segment is not None else Content()
         self.received = self.combined = start
-        self.receiving: Receiving | None = None
+        self.receiving: Feeding | None = None
 
     def available(self) -> int:
         return self.segment.watermark if self.segment is not None else self.received
 
 
 class Combining:
-    def __init__(
-        self, node: VirtualNode, number: int, segment: Segment, parts: list[Segment | None], start: int
-    ) -> None:
+    def __init__(self, node: Node, number: int, segment: Segment, parts: list[Segment | None], start: int) -> None:
         self._node = node
         self._number = number
         self._segment = segment
@@ -48,7 +62,7 @@ class Combining:
             if part is not None:
                 part.readers[self] = None
 
-    def begin_stream(self, index: int, receiving: Receiving, offset: int) -> None:
+    def begin_stream(self, index: int, receiving: Feeding, offset: int) -> None:
         part = self._parts[index]
         self._poisoned = self._poisoned or offset != part.combined
         part.received = offset

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from hoplite_ucx.protocol import Directory
+from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.driver import Driver
 from hoplite_ucx.protocol.errors import internal
 from hoplite_ucx.protocol.events import (
@@ -19,19 +19,31 @@ from hoplite_ucx.protocol.events import (
     Tick,
 )
 from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.messages import Heartbeat, Join, ToDirectory
-from hoplite_ucx.simulate.clock import Waker
-from hoplite_ucx.simulate.network import Endpoint
+from hoplite_ucx.protocol.messages import Heartbeat, Join, ToDirectory, ToNode
+from hoplite_ucx.simulate.clock import Clock, Waker
+from hoplite_ucx.simulate.network import Endpoint, Network
+from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.sabotage import SabotageError
-
-if TYPE_CHECKING:
-    from hoplite_ucx.simulate.cluster import VirtualCluster
 
 HOST = "directory"
 
 
+class Cluster(Protocol):
+    """What a directory needs of the cluster that it is of."""
+
+    clock: Clock
+    network: Network
+    settings: Settings
+
+    def after_event(self, machine: Directory | NodeState) -> None: ...
+    def directory_says(self, node: NodeId, message: ToNode) -> None: ...
+    def next_incarnation(self) -> int: ...
+    def node_at(self, address: str) -> VirtualNode: ...
+    def reachable(self, source: str, target: str) -> bool: ...
+
+
 class VirtualDirectory:
-    def __init__(self, cluster: VirtualCluster, machine: Directory) -> None:
+    def __init__(self, cluster: Cluster, machine: Directory) -> None:
         self._cluster = cluster
         self._clock = cluster.clock
         self.machine = machine

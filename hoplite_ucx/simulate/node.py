@@ -8,12 +8,13 @@ object.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from hoplite_ucx.protocol import NodeState
+from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.driver import Driver, Table
-from hoplite_ucx.protocol.errors import internal
+from hoplite_ucx.protocol.errors import Failure, internal
 from hoplite_ucx.protocol.events import (
     Allocate,
     Answer,
@@ -54,48 +55,46 @@ from hoplite_ucx.protocol.events import (
     Window,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
-from hoplite_ucx.protocol.messages import Alive, Heartbeat, ToPeer
+from hoplite_ucx.protocol.messages import Alive, Heartbeat, ToDirectory, ToPeer
 from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
-from hoplite_ucx.simulate.clock import Waker
+from hoplite_ucx.simulate.clock import Clock, Waker
 from hoplite_ucx.simulate.combining import Combining
 from hoplite_ucx.simulate.content import Content, Piece
-from hoplite_ucx.simulate.network import Endpoint
+from hoplite_ucx.simulate.network import Endpoint, Network
+from hoplite_ucx.simulate.provenance import Provenance
 from hoplite_ucx.simulate.sabotage import SabotageError
+from hoplite_ucx.simulate.segments import Segment
 from hoplite_ucx.simulate.streams import Receiving, Serving
 
-if TYPE_CHECKING:
-    from hoplite_ucx.simulate.cluster import VirtualCluster
 
+class Cluster(Protocol):
+    """What a node needs of the cluster that it is in."""
 
-class Segment:
-    """Memory in use by one holding: contents that outlive it, a watermark that does not. A window is a segment that
-    shares the contents of another."""
+    clock: Clock
+    network: Network
+    settings: Settings
+    provenance: Provenance
+    handover: float
+    put_rate: float
+    put_pieces: int
+    nodes: dict[int, VirtualNode]
 
-    def __init__(self, size: int, content: Content | Piece, whole: Segment | None = None) -> None:
-        self.size = size
-        self.content = content
-        self.whole = whole
-        self.unfilled = 0
-        """Bytes that are to come through windows."""
-        self.watermark = 0
-        self.readers: dict[Serving | Combining, None] = {}
-
-    def raise_watermark(self, watermark: int) -> None:
-        if watermark > self.watermark:
-            before, self.watermark = self.watermark, watermark
-            for reader in list(self.readers):
-                reader.pump()  # a stream that forwards it, or a slot that combines it
-            if self.whole is not None:
-                self.whole.filled(watermark - before)
-
-    def filled(self, size: int) -> None:
-        self.unfilled -= size
-        if not self.unfilled:
-            self.raise_watermark(self.size)
+    def after_event(self, machine: Directory | NodeState) -> None: ...
+    def node_raised(self, node: VirtualNode, failure: Failure) -> None: ...
+    def given_out(self, node: VirtualNode) -> frozenset[CallId]: ...
+    def connect_to_directory(self, node: VirtualNode) -> Endpoint: ...
+    def notify(self, source: str, target: str, callback: Callable[[], object]) -> None: ...
+    def receiving_end(self, stream: StreamId) -> Receiving | None: ...
+    def close_delay(self) -> float: ...
+    def node_says(self, node: VirtualNode, message: ToDirectory) -> None: ...
+    def is_cancelled(self, call: CallId) -> bool: ...
+    def token_of_call(self, node: VirtualNode, call: CallId) -> int: ...
+    def put_was_filled(self, node: VirtualNode, call: CallId) -> None: ...
+    def answered(self, node: VirtualNode, answer: Answer) -> None: ...
 
 
 class VirtualNode:
-    def __init__(self, cluster: VirtualCluster, machine: NodeState, host: str) -> None:
+    def __init__(self, cluster: Cluster, machine: NodeState, host: str) -> None:
         self.cluster = cluster
         self.clock = cluster.clock
         self.machine = machine
@@ -415,7 +414,7 @@ class VirtualNode:
 
     def _produce(self, effect: PutReady) -> None:
         """A user's process fills the segment piece by piece, unless it died while the node was stopped."""
-        if self.cluster.calls[effect.call].cancelled:
+        if self.cluster.is_cancelled(effect.call):
             return
         segment = self.segments[effect.segment]
         self.producing[effect.call] = segment

@@ -9,18 +9,18 @@ goes first, and who has waited for long pushes a chunk all the same, as live lin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from hoplite_ucx.protocol import Settings
+from hoplite_ucx.protocol.events import NodeEvent, ReceiveClosed, Serve, ServeClosed
 from hoplite_ucx.protocol.events import Receive as ReceiveEffect
-from hoplite_ucx.protocol.events import ReceiveClosed, Serve, ServeClosed
 from hoplite_ucx.protocol.ids import StreamId
 from hoplite_ucx.protocol.messages import StreamFault
-
-if TYPE_CHECKING:
-    from hoplite_ucx.simulate.combining import Combining
-    from hoplite_ucx.simulate.content import Span
-    from hoplite_ucx.simulate.network import Flow
-    from hoplite_ucx.simulate.node import Segment, VirtualNode
+from hoplite_ucx.simulate.clock import Clock
+from hoplite_ucx.simulate.combining import Combining
+from hoplite_ucx.simulate.content import Span
+from hoplite_ucx.simulate.network import Flow
+from hoplite_ucx.simulate.segments import Segment
 
 # Chunks that may be on their way or unprocessed at the receiver; covers the round trip of any link simulated here.
 _CREDITS = 16
@@ -31,12 +31,31 @@ _AHEAD = 2
 _PATIENCE = 1 / 3
 
 
+class Surroundings(Protocol):
+    settings: Settings
+    handover: float
+
+    def close_delay(self) -> float: ...
+
+
+class Node(Protocol):
+    """What a stream needs of the node at one of its ends."""
+
+    clock: Clock
+    host: str
+    stopped: bool
+    receiving: dict[StreamId, Receiving]
+    serving: dict[StreamId, Serving]
+
+    @property
+    def cluster(self) -> Surroundings: ...
+    def dispatch(self, event: NodeEvent) -> None: ...
+
+
 class Receiving:
     """The receiving end."""
 
-    def __init__(
-        self, node: VirtualNode, effect: ReceiveEffect, segment: Segment, combining: Combining | None = None
-    ) -> None:
+    def __init__(self, node: Node, effect: ReceiveEffect, segment: Segment, combining: Combining | None = None) -> None:
         self._node = node
         self.segment = segment
         self.stream: StreamId = effect.stream
@@ -128,7 +147,7 @@ class Receiving:
 class Serving:
     """The sending end. It finds its receiving end when it starts: the two share one connection."""
 
-    def __init__(self, node: VirtualNode, effect: Serve, segment: Segment, receiving: Receiving, flow: Flow) -> None:
+    def __init__(self, node: Node, effect: Serve, segment: Segment, receiving: Receiving, flow: Flow) -> None:
         self._node = node
         self._effect = effect
         self.segment = segment

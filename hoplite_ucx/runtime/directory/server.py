@@ -144,11 +144,13 @@ class DirectoryServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _knock(self, effect: Probe) -> None:
+        asker = self.machine
         try:
             accepted = await probe(effect.address, self._settings.probe)
         except ValueError:  # what the node called its address is none
             accepted = None
-        self.dispatch(Probed(effect.node, accepted))
+        if self.machine is asker:
+            self.dispatch(Probed(effect.node, accepted))
 
     # --- sessions ----------------------------------------------------------------------------------------------
 
