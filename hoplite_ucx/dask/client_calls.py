@@ -7,12 +7,11 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from dask._task_spec import Task, TaskRef
 from distributed import Client, Future
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.dask import anchors, leases, scheduler_plugin
-from hoplite_ucx.dask.handles import Shared, open_result
+from hoplite_ucx.dask.handles import OpenedResult, Shared
 from hoplite_ucx.dask.leases import Lease, closed
 from hoplite_ucx.dask.scheduler_plugin import HopliteScheduler
 from hoplite_ucx.dask.terms import Terms
@@ -198,23 +197,12 @@ async def _reduce(client: Client, futures: list[Future | Shared], op: str, count
     return Shared.anchored(lease.terms.cluster_id, target, anchor, sources)
 
 
-def value_of(future: Future) -> Task:
+def value_of(future: Future) -> OpenedResult:
     """The value behind a future whose task returned `share(...)`, as an argument of tasks:
     `client.submit(use, value_of(future))` calls `use` with the value itself."""
     if not isinstance(future, Future):
         raise invalid(f"value_of needs a future, not a {type(future).__name__}", "give what client.submit returned")
-    opened = _Opened(None, open_result, TaskRef(future.key))
-    opened._future = future
-    return opened
-
-
-class _Opened(Task):
-    """Keeps its future, as `Shared` does."""
-
-    _future: Future
-
-    def copy(self) -> _Opened:
-        return self
+    return OpenedResult.behind(future)
 
 
 def _share(lease: Lease, future: Future, ref: hoplite.ObjectRef) -> Shared:

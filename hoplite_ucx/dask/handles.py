@@ -18,14 +18,25 @@ from hoplite_ucx.dask.leases import closed
 from hoplite_ucx.runtime.worker.refs import ObjectRef
 
 
-class Shared(Task):
+class _Inline(Task):
+    """A piece of a graph that keeps a future in the process that made it. What travels is what Dask evaluates."""
+
+    _future: Future
+
+    def copy(self) -> _Inline:
+        """Collections copy what they are given: the copy must keep the future, too."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key, self.func, *self.args)
+
+
+class Shared(_Inline):
     """An object in hoplite's stores, as an argument of tasks: each task receives the value.
 
     Keep it for as long as you will pass it to new tasks. Tasks that were submitted hold the object themselves.
     """
 
-    # What is only for the process that made it lies in the instance's dictionary: Dask sends the slots alone.
-    _future: Future
     _sources: Sequence[Any]
 
     @classmethod
@@ -61,10 +72,6 @@ class Shared(Task):
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return access.result(self, access.RESULT_SECONDS).__await__()
-
-    def copy(self) -> Shared:
-        """Collections copy what they are given: the copy must keep the anchor, too."""
-        return self
 
     def __repr__(self) -> str:
         status = self._future.status if hasattr(self, "_future") else "in a graph"
@@ -105,8 +112,17 @@ class SharedResult:
         return f"<SharedResult {self.ref.hex()[:8]} of {self.key!r}>"
 
 
-def open_result(result: Any) -> Any:
-    """In a graph, behind `value_of`."""
+class OpenedResult(_Inline):
+    """What `value_of` returns: the value behind a `SharedResult`, in the task that takes it."""
+
+    @classmethod
+    def behind(cls, future: Future) -> OpenedResult:
+        opened = cls(None, _open_result, TaskRef(future.key))
+        opened._future = future
+        return opened
+
+
+def _open_result(result: Any) -> Any:
     if not isinstance(result, SharedResult):
         detail = f"value_of was given the future of a task that returned a {type(result).__name__}"
         raise TypeError(f"{detail}, not what share() returns: return share(value) from that task, or pass the future")
