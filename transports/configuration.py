@@ -39,6 +39,7 @@ from typing import Annotated, Any
 from hoplite_ucx.settings.errors import ConfigurationError, UnfitError
 from hoplite_ucx.settings.kinds import Bandwidth, Choice, Duration, FileName, Name, Setting, Tables, settings_of
 from hoplite_ucx.settings.reading import CONFIG, Schema, Values, read
+from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 
 __all__ = ["CONFIG", "SCHEMA", "Configuration", "ConfigurationError", "Kind", "Rule", "build", "load"]
@@ -120,6 +121,33 @@ class Configuration:
             86400,
         ),
     ] = 30.0
+    connect: Annotated[
+        float,
+        Duration(
+            "How long connecting to another host may take, for links and sessions. A shorter time finds an unplugged "
+            "host sooner; a longer one is for slow networks.",
+            0.01,
+            300,
+        ),
+    ] = 2.0
+    unclaimed: Annotated[
+        float,
+        Duration(
+            "A stream is served for this long without its receiver being connected. It is at least `connect`: else "
+            "senders give up while receivers are still connecting.",
+            0.01,
+            600,
+        ),
+    ] = 2.5
+    idle: Annotated[
+        float,
+        Duration(
+            "A link without streams is closed after this long. A shorter time frees two threads and a connection "
+            "sooner; the next stream then opens it again, which takes several round trips.",
+            0.1,
+            86400,
+        ),
+    ] = 60.0
     rate: Annotated[
         float | None,
         Bandwidth(
@@ -143,6 +171,9 @@ class Configuration:
     """Whether the user said which transports of UCX to use, for `rdma` too."""
     certificates: TlsFiles | None = None
     place: str = "the defaults"
+
+    def timers(self) -> LinkTimers:
+        return LinkTimers(self.connect, self.idle, self.unclaimed)
 
     def rdma_settings(self) -> UcxSettings:
         return self.ucx if self.tls_given else replace(self.ucx, tls=("rc",))
@@ -200,6 +231,10 @@ def build(values: Values) -> Configuration:
     if base.require is not None and base.transport not in (Kind.AUTO, base.require):
         problem = f"{base.require.value} is required, but links.transport is {base.transport.value}"
         raise values.error("links", "require", problem, "leave one of them out")
+    if base.unclaimed < base.connect:
+        key = "unclaimed" if values.given("links", "unclaimed") else "connect"
+        problem = f"unclaimed ({base.unclaimed:g}s) is less than connect ({base.connect:g}s)"
+        raise values.error("links", key, problem, "raise links.unclaimed, or lower links.connect")
     return replace(base, rules=tuple(_rule(values, base, table, index) for index, table in enumerate(tables)))
 
 

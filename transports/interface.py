@@ -204,6 +204,10 @@ class Transport(ABC):
         """Take a proven connection on which the peer will receive."""
 
     @abstractmethod
+    def set_patience(self, seconds: float) -> None:
+        """A stream that waited this long for its turn on a link is served next, if the links take turns by frames."""
+
+    @abstractmethod
     def prepare(self, sender: int, address: str) -> None:
         """Open the link to a sender before there is a stream. If that fails, no stream is affected."""
 

@@ -39,6 +39,7 @@ from hoplite_ucx.transports.interface import (
     Transport,
 )
 from hoplite_ucx.transports.link_measures import Timed
+from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.selection import Choice, Selection
 from hoplite_ucx.transports.tcp import TcpTransport
 from hoplite_ucx.transports.ucx import locked_memory
@@ -66,18 +67,25 @@ def open_transport(me: Identity, configuration: Configuration, on_link_lost: Lin
     unused = UcxBuild(failure="no rule selects UCX, and this host has no RDMA")
     ucx = ucx_build() if configuration.wants_ucx or rdma else unused
     selection = Selection(configuration, Machine(devices, ucx, -1, locked_memory.lockable()), time.monotonic)
-    transport = MixedTransport(me, selection, on_link_lost)
+    transport = MixedTransport(me, selection, on_link_lost, configuration.timers())
     transport.start()
     return transport
 
 
 class MixedTransport(Transport):
-    def __init__(self, me: Identity, selection: Selection, on_link_lost: LinkLost | None = None) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        selection: Selection,
+        on_link_lost: LinkLost | None = None,
+        timers: LinkTimers | None = None,
+    ) -> None:
         self._on_link_lost = on_link_lost
+        self._timers = timers or LinkTimers()
         self._selection = selection
-        self._tcp = TcpTransport(me, on_link_lost)
+        self._tcp = TcpTransport(me, on_link_lost, self._timers)
         self._ucx = {
-            settings: UcxTransport(me, self._ucx_lost, settings)
+            settings: UcxTransport(me, self._ucx_lost, settings, self._timers)
             for settings in (selection.ucx_settings() if selection.has_ucx else [])
         }
         self._lock = threading.Lock()
@@ -98,6 +106,9 @@ class MixedTransport(Transport):
                     raise
                 _log.warning("links use TCP: %s", error)
                 del self._ucx[settings]
+
+    def set_patience(self, seconds: float) -> None:
+        self._timers.patience = seconds  # which all of them share
 
     def adopt(self, sock: socket.socket, peer: Peer) -> None:
         """Take a proven connection on which the peer will receive, over the transport that it asks for."""

@@ -10,6 +10,8 @@ import pytest
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import GetTimeoutError, HopliteError, InvalidRequestError
+from hoplite_ucx.transports.mixed_transport import MixedTransport
+from tests.runtime.agent.test_failed_effects import agent_here
 from tests.runtime.launch.test_service import run, service, status
 from tests.runtime.test_faults import children_of
 from tests.tools.live import live_cluster
@@ -109,3 +111,11 @@ def test_workers_wait_for_the_agent_as_long_as_it_may_wait_for_the_directory(mon
                 host.get(hoplite.new_ref(), timeout=0.1)
         finally:
             os.kill(live.directory.process.pid, signal.SIGCONT)
+
+
+def test_streams_take_turns_by_the_clusters_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[float] = []
+    monkeypatch.setattr(MixedTransport, "set_patience", lambda _, seconds: patience.append(seconds))
+    monkeypatch.setenv("HOPLITE_CLUSTER_SUSPICION", "1.5")
+    with live_cluster(0) as live, agent_here(live):
+        eventually(lambda: patience == [0.5])

@@ -68,6 +68,7 @@ def test_the_later_source_wins_and_each_value_knows_its_place(tmp_path: Path) ->
             "/hoplite.toml:2: cluster.heartbeat: 2 × heartbeat (500ms) is more than suspicion",
         ),
         ("[cluster]\nlease = 0.5", "/hoplite.toml:2: cluster.lease: suspicion (750ms) is more than lease (500ms)"),
+        ("[links]\nconnect = 9", "/hoplite.toml:2: links.connect: unclaimed (2.5s) is less than connect (9s)"),
         ("[tls]\nkey = 'a'", "/hoplite.toml:2: tls.certificate: is missing"),
         ("[cluster]\nlease = 1\nlease = 2", "/hoplite.toml:3: the file: is not valid TOML"),
         ("x = " + "[" * 5000, "the file: is"),
@@ -131,7 +132,8 @@ def test_timers_are_scaled_together_and_nothing_else_is() -> None:
     for before, after in zip(whole.cluster.__struct_fields__, half.cluster.__struct_fields__, strict=True):
         ratio = 0.5 if before in TIMERS else 1.0
         assert getattr(half.cluster, after) == getattr(whole.cluster, before) * ratio
-    assert half.links.cooldown == whole.links.cooldown / 2
+    for timer in ("cooldown", "connect", "unclaimed", "idle"):
+        assert getattr(half.links, timer) == getattr(whole.links, timer) / 2
     assert half.store == whole.store
 
 

@@ -36,6 +36,7 @@ from hoplite_ucx.transports.interface import (
     Stream,
     StreamKey,
 )
+from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 from hoplite_ucx.transports.tcp.sending import may_send
 from hoplite_ucx.transports.wire.addresses import connect_failure, parse_address, tune
@@ -43,9 +44,6 @@ from hoplite_ucx.transports.wire.handshake import HANDSHAKE_SECONDS, Identity, K
 
 __all__ = ["Incoming", "ReceivingLink"]
 
-CONNECT_SECONDS = 2.0
-# An unused link is closed after this time.
-IDLE_SECONDS = 60.0
 # Records that may wait for a sender that does not read them.
 MAX_UNSENT = 1 << 20
 _SCRATCH = 256 << 10
@@ -100,8 +98,10 @@ class ReceivingLink:
         me: Identity,
         on_lost: Callable[[Exception], None],
         on_ended: Callable[[ReceivingLink], None],
+        timers: LinkTimers,
     ) -> None:
         self.peer = peer
+        self._timers = timers
         self.address = address
         self._me = me
         self._on_lost = on_lost
@@ -248,10 +248,10 @@ class ReceivingLink:
                 if self._closed:
                     raise self._closed_here()
             tune(sock)
-            sock.settimeout(CONNECT_SECONDS)
+            sock.settimeout(self._timers.connect)
             sock.connect(name)
         except OSError as error:
-            raise connect_failure(error, self.address, CONNECT_SECONDS) from error
+            raise connect_failure(error, self.address, self._timers.connect) from error
         run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address, HANDSHAKE_SECONDS)
         if self._me.tls is not None:
             with self._lock:
@@ -303,7 +303,7 @@ class ReceivingLink:
         poll = select.poll()
         poll.register(sock, select.POLLIN | writable)
         poll.register(self._wake, select.POLLIN)
-        events = poll.poll(IDLE_SECONDS * 1000)
+        events = poll.poll(self._timers.idle * 1000)
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         with self._lock:

@@ -32,16 +32,13 @@ from operator import attrgetter
 
 from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, connection_broke
 from hoplite_ucx.transports.interface import HostSource, LinkStatus, Priority, ServeClosed, Side, Stream, StreamKey
+from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 
 __all__ = ["Outgoing", "SendingLink", "may_send"]
 
-# How long a stream waits for its receiver to connect.
-GRACE_SECONDS = 2.5
 # How often a busy thread reads records of the receiver; an idle one reads them at once.
 RECORDS_SECONDS = 1e-3
-# A stream that has waited this long goes first: its receiver must see some bytes between two heartbeats.
-PATIENCE_SECONDS = 0.25
 # The first frame of a stream is no longer than this, so that the receiver soon has something to forward.
 FIRST_FRAME = 64 << 10
 # Streams that a receiver may have opened and that are not served yet.
@@ -117,9 +114,14 @@ class Outgoing:
 
 class SendingLink:
     def __init__(
-        self, peer: int, on_lost: Callable[[Exception], None], on_ended: Callable[[SendingLink], None]
+        self,
+        peer: int,
+        on_lost: Callable[[Exception], None],
+        on_ended: Callable[[SendingLink], None],
+        timers: LinkTimers,
     ) -> None:
         self.peer = peer
+        self._timers = timers
         self._on_lost = on_lost
         self._on_ended = on_ended
         self._lock = threading.Lock()
@@ -133,7 +135,7 @@ class SendingLink:
         self._turn = threading.Lock()
         self._sock: socket.socket | None = None
         self._next_sock: socket.socket | None = None
-        self._grace = time.monotonic() + GRACE_SECONDS
+        self._grace = time.monotonic() + self._timers.unclaimed
         self._asleep = False
         self._closed = False
         self._ended = False
@@ -171,7 +173,7 @@ class SendingLink:
             known = outgoing.key in self._serving
             if taken and not known:
                 self._serving[outgoing.key] = outgoing
-                self._grace = time.monotonic() + GRACE_SECONDS
+                self._grace = time.monotonic() + self._timers.unclaimed
                 if (grant := self._grants.pop(outgoing.key, None)) is not None:
                     del self._ungranted[grant[0]]
                     self._admit(outgoing, *grant)
@@ -309,7 +311,7 @@ class SendingLink:
         """Take the next stream out of the queue; of equals, the one that came first."""
         line = self._queue
         oldest = min(line, key=_since)
-        if now - oldest.since >= PATIENCE_SECONDS:
+        if now - oldest.since >= self._timers.patience:
             line.remove(oldest)
             return oldest
         first = lowest = min(line, key=_priority)
@@ -578,7 +580,7 @@ class SendingLink:
             self._ungranted.clear()
             self._queue.clear()
             self._records = b""
-            self._grace = time.monotonic() + (GRACE_SECONDS if self._serving else 0.0)
+            self._grace = time.monotonic() + (self._timers.unclaimed if self._serving else 0.0)
             expected = self._closed or self._next_sock is not None or not carried
         if not expected:
             self._on_lost(error)

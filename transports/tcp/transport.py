@@ -27,6 +27,7 @@ from hoplite_ucx.transports.interface import (
     Transport,
 )
 from hoplite_ucx.transports.link_table import LinkTables
+from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.staging import StagedSink, StagedSource, stager
 from hoplite_ucx.transports.tcp.receiving import Incoming, ReceivingLink
 from hoplite_ucx.transports.tcp.sending import Outgoing, SendingLink
@@ -40,8 +41,9 @@ _EXHAUSTED = (OSError, RuntimeError)
 
 
 class TcpTransport(Transport):
-    def __init__(self, me: Identity, on_link_lost: LinkLost | None = None) -> None:
+    def __init__(self, me: Identity, on_link_lost: LinkLost | None = None, timers: LinkTimers | None = None) -> None:
         self._me = me
+        self._timers = timers or LinkTimers()
         self._links: LinkTables[ReceivingLink, SendingLink] = LinkTables(on_link_lost)
         self._closed = False
 
@@ -74,6 +76,9 @@ class TcpTransport(Transport):
                 return
             self._links.receiving_ended(link)
         incoming.close(Fault.BROKEN)
+
+    def set_patience(self, seconds: float) -> None:
+        self._timers.patience = seconds
 
     def prepare(self, sender: int, address: str) -> None:
         """Open the link to a sender before there is a stream, if possible; otherwise nothing happens."""
@@ -163,11 +168,11 @@ class TcpTransport(Transport):
 
     def _new_receiving_link(self, sender: int, address: str) -> ReceivingLink:
         lost = self._links.when_lost(sender, Side.RECEIVING)
-        link = ReceivingLink(sender, address, self._me, lost, self._links.receiving_ended)
+        link = ReceivingLink(sender, address, self._me, lost, self._links.receiving_ended, self._timers)
         self._links.receiving[sender] = link
         return link
 
     def _new_sending_link(self, receiver: int) -> SendingLink:
         lost = self._links.when_lost(receiver, Side.SENDING)
-        link = self._links.sending[receiver] = SendingLink(receiver, lost, self._links.sending_ended)
+        link = self._links.sending[receiver] = SendingLink(receiver, lost, self._links.sending_ended, self._timers)
         return link

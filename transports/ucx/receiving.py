@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from hoplite_ucx.transports.errors import ConnectionLostError
 from hoplite_ucx.transports.interface import MAX_GRANULE, Bytes, Fault, LinkStatus, ReceiveClosed, Side, Sink, Stream
+from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
@@ -30,10 +31,8 @@ from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_bl
 
 __all__ = ["Incoming", "ReceivingLink"]
 
-CONNECT_SECONDS = 2.0
 GREETING_SECONDS = 5.0
 """The peer may have to load UCX first."""
-IDLE_SECONDS = 60.0
 GRANULES = 2
 """Granules per chunk. A UCX message costs so much more than a frame over TCP that a doubled wait at each hop costs
 less: with one, a chain of eight hosts took 1.14 times as long as over TCP, with two 1.05."""
@@ -95,8 +94,10 @@ class ReceivingLink(Link):
         on_lost: Callable[[Exception], None],
         on_closed: Callable[[Incoming], None],
         on_ended: Callable[[ReceivingLink], None],
+        timers: LinkTimers,
     ) -> None:
         super().__init__(engine, peer, on_lost)
+        self._timers = timers
         self.address = address
         self.streams: dict[int, Incoming] = {}
         self._me = replace(me, info=MARK + engine.settings.digest())
@@ -122,7 +123,7 @@ class ReceivingLink(Link):
         try:
             sock, greeting = self._connect()
         except OSError as failure:
-            error = connect_failure(failure, self.address, CONNECT_SECONDS)
+            error = connect_failure(failure, self.address, self._timers.connect)
         except Exception as failure:
             error = failure
         else:
@@ -141,7 +142,7 @@ class ReceivingLink(Link):
         if self.broken:
             raise ConnectionLostError("this side closed the link", self.address, "open it again")
         tune(sock)
-        sock.settimeout(CONNECT_SECONDS)
+        sock.settimeout(self._timers.connect)
         sock.connect(name)
         run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address)
         sock.settimeout(GREETING_SECONDS)
@@ -182,7 +183,7 @@ class ReceivingLink(Link):
         self.attach(Connection(sock, self.address))
         for incoming in list(self.streams.values()):
             self._open(incoming)
-        self.engine.later(IDLE_SECONDS, self._retire)
+        self.engine.later(self._timers.idle, self._retire)
 
     # --- streams -----------------------------------------------------------------------------------------------
 
@@ -355,7 +356,7 @@ class ReceivingLink(Link):
             return
         if self._used or self.streams:
             self._used = False
-            self.engine.later(IDLE_SECONDS, self._retire)
+            self.engine.later(self._timers.idle, self._retire)
         else:
             self.break_off(None)
 

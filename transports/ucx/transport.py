@@ -28,6 +28,7 @@ from hoplite_ucx.transports.interface import (
     Transport,
 )
 from hoplite_ucx.transports.link_table import LinkTables
+from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.staging import CopiedSource, StagedSink, stager
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection
@@ -39,13 +40,17 @@ from hoplite_ucx.transports.wire.handshake import Identity, Peer
 
 __all__ = ["UcxTransport"]
 
-# How long a stream waits for its receiver to connect.
-GRACE_SECONDS = 2.5
-
 
 class UcxTransport(Transport):
-    def __init__(self, me: Identity, on_link_lost: LinkLost | None = None, settings: UcxSettings | None = None) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        on_link_lost: LinkLost | None = None,
+        settings: UcxSettings | None = None,
+        timers: LinkTimers | None = None,
+    ) -> None:
         self._me = me
+        self._timers = timers or LinkTimers()
         self._settings = settings or UcxSettings()
         self._lock = threading.Lock()
         self._engine: Engine | None = None
@@ -62,6 +67,9 @@ class UcxTransport(Transport):
             if self._engine is None:
                 self._engine = Engine(self._settings, f"{self._me.node:x}")
             return self._engine
+
+    def set_patience(self, seconds: float) -> None:
+        self._timers.patience = seconds
 
     def adopt(self, sock: socket.socket, peer: Peer) -> None:
         """Take a proven connection on which the peer will receive; returns at once, even if UCX must be started."""
@@ -263,7 +271,14 @@ class UcxTransport(Transport):
         lost = self._links.when_lost(sender, Side.RECEIVING)
         try:
             link = self._links.receiving[sender] = ReceivingLink(
-                engine, sender, address, self._me, lost, self._incoming_closed, self._links.receiving_ended
+                engine,
+                sender,
+                address,
+                self._me,
+                lost,
+                self._incoming_closed,
+                self._links.receiving_ended,
+                self._timers,
             )
         except (engine.library.error, TransportError) as error:
             lost(_no_worker(error, address))
@@ -288,7 +303,7 @@ class UcxTransport(Transport):
         if link is not None and not link.broken:
             link.serve(outgoing)
         if outgoing.link is None:
-            engine.later(GRACE_SECONDS, partial(self._out_of_grace, engine, outgoing))
+            engine.later(self._timers.unclaimed, partial(self._out_of_grace, engine, outgoing))
 
     def _out_of_grace(self, engine: Engine, outgoing: Outgoing) -> None:
         """Its receiver did not come: a stream may wait only while its receiver has a link here."""
@@ -296,7 +311,7 @@ class UcxTransport(Transport):
             return
         link = self._links.sending.get(outgoing.receiver)
         if link is not None and not link.broken:
-            engine.later(GRACE_SECONDS, partial(self._out_of_grace, engine, outgoing))
+            engine.later(self._timers.unclaimed, partial(self._out_of_grace, engine, outgoing))
         else:
             self._outgoing_closed(outgoing)
             outgoing.close()

@@ -85,6 +85,8 @@ from hoplite_ucx.transports.wire.tls import open_tls
 _log = logging.getLogger("hoplite.agent")
 
 _STATUS_SECONDS = 5.0
+_TURNS = 1 / 3
+"""Of the time after which a receiver suspects its sender: by then every stream of a link has had a turn."""
 _IDENTITY_BITS = 45
 """Identities are drawn at random; with its generation a node's number stays below 2**62."""
 
@@ -107,6 +109,7 @@ class AgentProfile:
 class Agent:
     def __init__(self, profile: AgentProfile) -> None:
         self._profile = profile
+        self._connect_seconds = profile.settings.links.connect
         self._settings = profile.settings.cluster
         """The cluster's, once it has welcomed this node; until then, as far as this host knows them."""
         self._identity_number = int.from_bytes(os.urandom(8)) % ((1 << _IDENTITY_BITS) - 1) + 1
@@ -136,7 +139,7 @@ class Agent:
         self._me = Identity(self._identity_number, profile.token, self.cluster.encode(), tls=self._tls)
         self._combiner = Combiner()
         self._local = LocalStreams(self._combiner.executor)
-        self._peers = PeerSessions(self._me, self.dispatch)
+        self._peers = PeerSessions(self._me, self.dispatch, self._connect_seconds)
         self._workers = Workers(self.dispatch, self._greeting, self.status, self._directory_at)
         self._store = self._workers.store = Store(profile.memory, self._workers.forget, profile.settings.store)
         self._transport: Transport = await self._loop.run_in_executor(
@@ -225,7 +228,7 @@ class Agent:
         """The id of the cluster whose directory is there, proven by the token."""
         found: list[Session] = []
         me = Identity(self._identity_number, self._profile.token, tls=self._tls)
-        session = await connect(self._profile.directory, me, Kind.CONTROL, found.append)
+        session = await connect(self._profile.directory, me, Kind.CONTROL, found.append, seconds=self._connect_seconds)
         session.close()
         return session.peer.cluster.decode()
 
@@ -337,7 +340,7 @@ class Agent:
             self.dispatch(DirectoryConnected())
 
         try:
-            await connect(self._profile.directory, self._me, Kind.CONTROL, made)
+            await connect(self._profile.directory, self._me, Kind.CONTROL, made, seconds=self._connect_seconds)
         except TransportError as error:
             if isinstance(error, WrongClusterError):
                 await self._end_with_cluster()
@@ -379,6 +382,7 @@ class Agent:
         """By a directory that may have been started again, with other settings than before: they are the cluster's."""
         self._settings = settings
         self._workers.inline_limit = settings.inline_limit
+        self._transport.set_patience(settings.suspicion * _TURNS)
         try:
             self._profile.settings.check_against(settings, self._profile.directory)
         except ConfigurationError as error:

@@ -28,8 +28,10 @@ class _Outgoing:
 
 
 class PeerSessions:
-    def __init__(self, me: Identity, dispatch: Callable[[NodeEvent], None]) -> None:
+    def __init__(self, me: Identity, dispatch: Callable[[NodeEvent], None], seconds: float) -> None:
+        """`seconds` is how long connecting may take."""
         self._me = me
+        self._seconds = seconds
         self._dispatch = dispatch
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, Session] = {}
@@ -94,7 +96,7 @@ class PeerSessions:
             outgoing.waiting.clear()
 
         try:
-            await connect(address, self._me, Kind.PEER, made, expect=identity)
+            await connect(address, self._me, Kind.PEER, made, expect=identity, seconds=self._seconds)
         except (TransportError, ValueError):
             self._lost(outgoing, identity)
 

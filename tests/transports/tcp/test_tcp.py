@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_ucx.transports.errors import ViolationError
 from hoplite_ucx.transports.interface import Fault, Side
-from hoplite_ucx.transports.tcp import receiving, sending
+from hoplite_ucx.transports.tcp import sending
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record
 from hoplite_ucx.transports.tcp.sending import FIRST_FRAME
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
@@ -28,6 +28,7 @@ from hoplite_ucx.transports.testing.conformance.tools import (
 from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking, server
+from tests.tools.links import make_timers
 from tests.tools.waiting import HANG
 
 KEY = (2, 1)
@@ -43,7 +44,7 @@ def test_conformance(check: Callable[[Maker], None]) -> None:
 def test_the_lowest_rank_goes_first_but_not_for_ever_nor_before_those_without(
     monkeypatch: pytest.MonkeyPatch, lower: int, patience: float, in_turns: bool
 ) -> None:
-    monkeypatch.setattr(sending, "PATIENCE_SECONDS", patience)
+    make_timers(monkeypatch, patience=patience)
     size, granule = 16 << 20, 64 << 10
     with endpoints(TcpEndpoint, 1, 2) as (a, b):
         keys = {rank: next_key() for rank in (2, lower)}
@@ -247,7 +248,7 @@ def test_the_first_frame_of_a_stream_is_short() -> None:
 
 
 def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "IDLE_SECONDS", 0.2)
+    make_timers(monkeypatch, idle=0.2)
     lost: list[object] = []
     with TcpEndpoint(1, on_lost=lambda *why: lost.append(why)) as a, TcpEndpoint(2) as b:
         for number in range(3):

@@ -15,7 +15,7 @@ from hoplite_ucx.transports.memory import Memory
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
 from hoplite_ucx.transports.testing.conformance.tools import Receiving, Serving, filled, pattern, wait_until
 from hoplite_ucx.transports.testing.ucx_endpoint import SharedMemoryEndpoint, UcxEndpoint
-from hoplite_ucx.transports.ucx import receiving, sending
+from hoplite_ucx.transports.ucx import sending
 from hoplite_ucx.transports.ucx.frames import RECORD, Connection, Record
 from hoplite_ucx.transports.ucx.library import load
 from hoplite_ucx.transports.ucx.settings import (
@@ -30,6 +30,7 @@ from hoplite_ucx.transports.ucx.settings import (
 from hoplite_ucx.transports.ucx.worker import Worker
 from hoplite_ucx.transports.wire.addresses import parse_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
+from tests.tools.links import make_timers
 from tests.tools.waiting import HANG
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
@@ -217,7 +218,7 @@ def test_a_receiver_that_breaks_the_rules(records: bytes) -> None:
 
 
 def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "IDLE_SECONDS", 0.1)
+    make_timers(monkeypatch, idle=0.1)
     lost: list[object] = []
     with UcxEndpoint(1, on_lost=lambda *why: lost.append(why)) as a, UcxEndpoint(2) as b:
         for number in range(2):
