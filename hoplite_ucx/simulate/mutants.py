@@ -12,6 +12,8 @@ import msgspec
 
 from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.directory.records import Reduction, Slot
+from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
+from hoplite_ucx.protocol.directory.reduce.laying import Laying
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.events import NodeEffect
@@ -144,13 +146,17 @@ class _DirectoryGoesOnAfterRaising(Directory):
         return self
 
 
+class _TwiceInTheTree(Laying):
+    def add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
+        if last:
+            refs = [*refs, next(iter(reduction.chosen))]
+        super().add_group(reduction, refs, node, last)
+
+
 class _CountsTwice(Reductions):
     """Takes its first source once more with the last."""
 
-    def _add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
-        if last:
-            refs = [*refs, next(iter(reduction.chosen))]
-        super()._add_group(reduction, refs, node, last)
+    laying_type = _TwiceInTheTree
 
 
 class _KeepsVersions(Reductions):
@@ -160,19 +166,27 @@ class _KeepsVersions(Reductions):
         self._end_output(reduction, slot)
 
 
+class _OneStripeAlone(Laying):
+    def slots_with(self, reduction: Reduction, part: bytes) -> list[Slot]:
+        return super().slots_with(reduction, part)[:1]
+
+
 class _ReplacesInOneStripe(Reductions):
     """Takes another source in one stripe, and leaves the lost one in the others."""
 
-    def _slots_with(self, reduction: Reduction, part: bytes) -> list[Slot]:
-        return super()._slots_with(reduction, part)[:1]
+    laying_type = _OneStripeAlone
+
+
+class _BeyondTheLowest(Hosts):
+    def lowest_needed(self, reduction: Reduction, slot: Slot) -> int:
+        lowest = super().lowest_needed(reduction, slot)
+        return min(lowest + lowest // 2, reduction.size)
 
 
 class _BeginsTooFar(Reductions):
     """Lets who takes a slot over begin beyond what those who pull from it have."""
 
-    def _lowest_needed(self, reduction: Reduction, slot: Slot) -> int:
-        lowest = super()._lowest_needed(reduction, slot)
-        return min(lowest + lowest // 2, reduction.size)
+    hosts_type = _BeyondTheLowest
 
     def beginning_lacks(self, reduction: Reduction, slot: Slot) -> None:
         """Nor is that put right."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from hoplite_ucx.protocol import Directory
 from hoplite_ucx.protocol.directory.records import Reduction
+from hoplite_ucx.protocol.directory.reduce.laying import Laying
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
 from hoplite_ucx.protocol.ids import NodeId
@@ -106,15 +107,24 @@ def reducing_cluster(degree: int) -> type[VirtualCluster]:
     return StaticCluster
 
 
+class _WithoutStripes(Laying):
+    def choose_stripes(self, _: Reduction) -> int:
+        return 1
+
+
+class _StripePerSource(Laying):
+    def choose_stripes(self, reduction: Reduction) -> int:
+        return reduction.spec.count
+
+
 def _reductions(degree: int) -> type[Reductions]:
     class StaticReductions(Reductions):
+        laying_type = _WithoutStripes
+
         def _fits(self, reduction: Reduction, ref: bytes) -> bool:
             fits = super()._fits(reduction, ref)
             reduction.degree = degree
             return fits
-
-        def _choose_stripes(self, _: Reduction) -> int:
-            return 1
 
     return StaticReductions
 
@@ -156,8 +166,7 @@ def allreducing_cluster(scheme: StaticAllreduce, *, at_once: bool) -> type[Virtu
 
 def _striping_cluster() -> type[VirtualCluster]:
     class StripingReductions(Reductions):
-        def _choose_stripes(self, reduction: Reduction) -> int:
-            return reduction.spec.count
+        laying_type = _StripePerSource
 
     class StripingDirectory(Directory):
         reductions_type = StripingReductions

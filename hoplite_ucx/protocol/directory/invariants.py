@@ -419,7 +419,7 @@ def _check_slot(directory: Directory, name: str, ref: bytes, slot: Slot, reducti
     if slot.lacking is not None:
         assert host is not None, f"{what} is taken by nobody"
         assert not slot.bound, f"{what} is bound, and yet it waits for what is below it"
-        due = directory.reductions.is_bound_below(reduction, slot)
+        due = directory.reductions.hosts.is_bound_below(reduction, slot)
         assert not due, f"{what} is taken, all below it is bound, and it is not"
     assert slot.lacks in (0, slot.start), f"{what} begins at {slot.start}, and lacks what is below {slot.lacks}"
     assert slot is not reduction.root or not slot.lacks, f"{what} is the root, and nobody makes its first bytes"
@@ -535,8 +535,10 @@ def _is_in(directory: Directory, reduction: Reduction, homes: dict[bytes, Slot |
     """Whether the bytes of a source are in a slot that has them, or in what was made of that slot."""
     part, slot = ref, homes[ref]
     while slot is not None:
-        taken = slot.bound and part in slot.consumed and directory.reductions.is_above(reduction, slot, slot.lacks)
-        if taken or directory.table.has_copy(slot.ref):
+        taken = slot.bound and part in slot.consumed
+        if taken and directory.reductions.hosts.is_above(reduction, slot, slot.lacks):
+            return True
+        if directory.table.has_copy(slot.ref):
             return True
         part, slot = slot.ref, slot.parent
     return False
@@ -544,7 +546,7 @@ def _is_in(directory: Directory, reduction: Reduction, homes: dict[bytes, Slot |
 
 def _needed(directory: Directory, reduction: Reduction) -> list[Slot]:
     """The slots whose output is still needed: the tops, and below them whatever was not consumed."""
-    found, has_taken = reduction.tops(), directory.reductions.has_taken
+    found, has_taken = reduction.tops(), directory.reductions.hosts.has_taken
     for slot in found:
         found.extend(below for below in reduction.below(slot) if not has_taken(reduction, slot, below.ref))
     return found

@@ -15,11 +15,14 @@ takes within a lease fails the reduction, which then lets go of everything.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hoplite_ucx.protocol.directory.members import Member
-from hoplite_ucx.protocol.directory.records import Reduction, Slot
+from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
+from hoplite_ucx.protocol.directory.reduce.laying import Laying
+from hoplite_ucx.protocol.directory.table import Table
+from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, label
 from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Stripe
@@ -28,8 +31,20 @@ from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Stripe
 _SLOTS_THAT_KNOW = 8
 
 
-class Binding(Hosts, ABC):
+class Binding(ABC):
     """The slots of a reduction and the nodes that run them."""
+
+    laying_type: type[Laying] = Laying
+    hosts_type: type[Hosts] = Hosts
+
+    def __init__(self, table: Table, versions: Versions, settle: Callable[[Record], None]) -> None:
+        """`settle` is called for a record that has changed, and may lead back here."""
+        self._table = table
+        self._versions = versions
+        self._world = table.world
+        self._settle = settle
+        self.laying = self.laying_type(table, versions)
+        self.hosts = self.hosts_type(table)
 
     @abstractmethod
     def _advance(self, reduction: Reduction, above: Slot | None = None) -> None:
@@ -55,7 +70,7 @@ class Binding(Hosts, ABC):
             is_starved = not starved.isdisjoint(slot.parts)
             if slot.gathers:
                 complete = slot.version is not None and self._table.has_copy(slot.ref)
-                if self.is_bound_below(reduction, slot) and not complete:
+                if self.hosts.is_bound_below(reduction, slot) and not complete:
                     self._gather(reduction, slot)
             elif slot.host is None and not is_starved and self._can_be_bound(reduction, slot):
                 self._bind(reduction, slot)
@@ -72,7 +87,7 @@ class Binding(Hosts, ABC):
             slot = pending.pop()
             found.append(slot)
             pending += [
-                slots[part] for part in slot.parts if part in slots and not self.has_taken(reduction, slot, part)
+                slots[part] for part in slot.parts if part in slots and not self.hosts.has_taken(reduction, slot, part)
             ]
         return found[::-1]
 
@@ -92,21 +107,21 @@ class Binding(Hosts, ABC):
         return True
 
     def _bind(self, reduction: Reduction, slot: Slot) -> None:
-        if slot is reduction.root and self._splits_root(reduction, slot):
-            self._split(reduction, slot)
+        if slot is reduction.root and self.hosts.splits_root(reduction, slot):
+            self.laying.split(reduction, slot)
             self._ensure(reduction, slot)
             return
-        host = self._choose_host(reduction, slot)
+        host = self.hosts.choose_host(reduction, slot)
         if host is None:
             self._wait_for_room(reduction, slot)
             return
-        received = self._received(slot, host)
-        if received and not self.is_bound_below(reduction, slot):
+        received = self.hosts.received(slot, host)
+        if received and not self.hosts.is_bound_below(reduction, slot):
             return  # asked when that is so: what the getter has would be lost if it were asked in vain
         size = reduction.size if slot.cut is None else slot.cut[1]
         if slot.version is None:
             slot.version = self._versions.begin_output(slot.ref, size, reduction.layout, host, reduction.size)
-        slot.start = received or self._lowest_needed(reduction, slot)  # which depends on who else could be asked
+        slot.start = received or self.hosts.lowest_needed(reduction, slot)  # which depends on who else could be asked
         slot.lacks = 0 if received else slot.start
         slot.host = host
         slot.number = self._world.next_number()
@@ -174,10 +189,10 @@ class Binding(Hosts, ABC):
     def _bind_upwards(self, reduction: Reduction, slot: Slot) -> None:
         """Whatever was taken and waited only for what is below it is bound."""
         above: Slot | None = slot
-        while above is not None and above.lacking is not None and self.is_bound_below(reduction, above):
+        while above is not None and above.lacking is not None and self.hosts.is_bound_below(reduction, above):
             self._begin_pulling(reduction, above, above.lacking)
             above = above.parent
-        if above is not None and above.host is None and self.is_bound_below(reduction, above):
+        if above is not None and above.host is None and self.hosts.is_bound_below(reduction, above):
             self._advance(reduction, above)
 
     def _begin_pulling(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
@@ -241,7 +256,7 @@ class Binding(Hosts, ABC):
         for ref in reduction.chosen:
             home = self._table.home_of(ref) if ref in reduction.ready else reduction.requester
             batch.setdefault(home, []).append(ref)
-        self._add_groups(reduction, batch)
+        self.laying.add_groups(reduction, batch)
 
     def _gather(self, reduction: Reduction, root: Slot) -> None:
         """All stripes are on their way: the target has a version, and someone puts it together."""
@@ -261,7 +276,7 @@ class Binding(Hosts, ABC):
                 return
         if target.getters() or reduction.record.waiting:
             return
-        host = self._choose_host(reduction, root)
+        host = self.hosts.choose_host(reduction, root)
         if host is None:
             self._wait_for_room(reduction, root)
             return

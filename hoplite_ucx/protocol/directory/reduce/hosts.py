@@ -9,13 +9,17 @@ from collections.abc import Iterable
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Reduction, Slot
-from hoplite_ucx.protocol.directory.reduce.slots import Slots
+from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
 
 
-class Hosts(Slots):
+class Hosts:
     """What is known of the nodes that run the slots of a reduction, or might. Nothing here changes anything."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._world = table.world
 
     def has_taken(self, reduction: Reduction, slot: Slot, part: bytes) -> bool:
         """Whether the slot's host needs the part no more. Of a slot that runs beside it, it needs what is to come."""
@@ -54,15 +58,15 @@ class Hosts(Slots):
         """Where the slot's host begins, or would if there were one. It is a guess only as long as nobody pulls."""
         while slot.host is None:
             if slot is reduction.root:
-                host = self._choose_host(reduction, slot)
-                return self._received(slot, host) if host is not None else 0
+                host = self.choose_host(reduction, slot)
+                return self.received(slot, host) if host is not None else 0
             known, above = self._known_need(reduction, slot), slot.parent
             if known is not None or above is None:
                 return known or 0
             slot = above
         return slot.start
 
-    def _lowest_needed(self, reduction: Reduction, slot: Slot) -> int:
+    def lowest_needed(self, reduction: Reduction, slot: Slot) -> int:
         """The first byte of the output that anyone lacks: who pulls from it, or will."""
         known = self._known_need(reduction, slot)
         if known is None and slot.parent is not None:
@@ -81,7 +85,7 @@ class Hosts(Slots):
             return _aligned(broadcast.lowest())
         return 0 if above.bound or above.version is None else None
 
-    def _received(self, slot: Slot, member: Member) -> int:
+    def received(self, slot: Slot, member: Member) -> int:
         """How much of the slot's output the node has because it was getting it, and can go on with."""
         if slot.cut is not None or slot.gathers:
             return 0
@@ -91,7 +95,7 @@ class Hosts(Slots):
 
     # --- who runs it ---------------------------------------------------------------------------------------------
 
-    def _choose_host(self, reduction: Reduction, slot: Slot) -> Member | None:
+    def choose_host(self, reduction: Reduction, slot: Slot) -> Member | None:
         """Who has the least to pull; among equals the node that the slot was made for, then the one with most of its
         sources, since what another slot makes is sent on by its host in any case, then the one that waits for its
         output: what a node sends to itself does not cross its busy uplink."""
@@ -99,7 +103,7 @@ class Hosts(Slots):
         if len(usable) < 2:
             return usable[0] if usable else None
         sources = [part for part in slot.parts if part not in reduction.slots]
-        lowest = self._lowest_needed(reduction, slot)
+        lowest = self.lowest_needed(reduction, slot)
         return max(
             usable,
             key=lambda member: (
@@ -140,7 +144,7 @@ class Hosts(Slots):
 
     def _to_pull(self, reduction: Reduction, slot: Slot, member: Member, lowest: int) -> int:
         """How many bytes the node would have to pull as the slot's host."""
-        start = self._received(slot, member) or lowest
+        start = self.received(slot, member) or lowest
         return self._lacking(reduction, slot, member, start) * (reduction.size - start)
 
     def _lacking(self, reduction: Reduction, slot: Slot, member: Member, start: int) -> int:
@@ -152,13 +156,13 @@ class Hosts(Slots):
         makes_it = child is not None and child.host is member and child.lacks <= start
         return makes_it or self._table.has_part(part, member.node, start=start)
 
-    def _splits_root(self, reduction: Reduction, root: Slot) -> bool:
+    def splits_root(self, reduction: Reduction, root: Slot) -> bool:
         """Whether the root is sooner done if a getter goes on with what it has, and another node combines the rest of
         the parts for it: no getter that has much has parts too."""
         if len(root.parts) == 1:
             return False
         usable = self._usable_for(reduction, root)
-        ahead = max((self._received(root, member) for member in usable), default=0)
+        ahead = max((self.received(root, member) for member in usable), default=0)
         if ahead == 0:
             return False
         lacking = min(self._lacking(reduction, root, member, ahead) for member in usable)

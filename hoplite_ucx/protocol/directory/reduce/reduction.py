@@ -1,7 +1,7 @@
 """One reduction: which sources go into it, how losses among them are mended, and how it ends.
 
 The sources that become ready are chosen in that order, each once, until there are `count`, and laid into slots (see
-`slots`) that nodes are asked to run (see `binding`).
+`laying`) that nodes are asked to run (see `binding`).
 
 A slot is an ordered list of parts. Its output is an object of its own, with a ref, a version and a tree of receivers
 like any other; the root's output is the target. The version stands for the parts' versions and their order, nothing
@@ -39,8 +39,7 @@ from hoplite_ucx.protocol.messages import (
 
 
 class Reductions(Binding):
-    """The layers below this one: `Slots`, the shape of the tree; `Hosts`, who could run it; `Binding`, who does. Each
-    works on any `Reduction`."""
+    """What becomes of reductions. `laying` makes their trees, `hosts` knows who could run them, `Binding` who does."""
 
     def begin(self, record: Record, spec: Reduce, requester: NodeId) -> Reduction:
         """What is asked for is kept with the target; nothing is done for it before it is reviewed."""
@@ -112,7 +111,7 @@ class Reductions(Binding):
             return False
         reduction.chosen, reduction.slots = whole.chosen, whole.slots
         reduction.root = whole.slots.get(reduction.target)
-        self._take_form(reduction, whole.size, whole.layout)
+        self.laying.take_form(reduction, whole.size, whole.layout)
         for ref, slot in reduction.slots.items():
             slot.height = 1 + max((below.height for below in reduction.below(slot)), default=0)
             record = self._table.record(ref)
@@ -192,7 +191,7 @@ class Reductions(Binding):
         """Chosen, and not needed any more: its bytes are in a slot that has them."""
         if ref not in reduction.chosen or not self._table.is_decided_as(ref, reduction.chosen[ref]):
             return False
-        slots = self._slots_with(reduction, ref)
+        slots = self.laying.slots_with(reduction, ref)
         return bool(slots) and all(self._is_in_above(reduction, ref, slot) for slot in slots)
 
     def _is_in_above(self, reduction: Reduction, part: bytes, slot: Slot) -> bool:
@@ -205,7 +204,7 @@ class Reductions(Binding):
 
     def _has_all_of(self, reduction: Reduction, slot: Slot, part: bytes) -> bool:
         """Whether nobody needs the part any more for what the slot makes."""
-        return self.has_taken(reduction, slot, part) and self.is_above(reduction, slot, slot.lacks)
+        return self.hosts.has_taken(reduction, slot, part) and self.hosts.is_above(reduction, slot, slot.lacks)
 
     def _choose_ready(self, reduction: Reduction) -> None:
         """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""
@@ -224,16 +223,16 @@ class Reductions(Binding):
                 reduction.target, "chose {} as {} of {}", short(ref), len(reduction.chosen), reduction.spec.count
             )
         each_alone = not chosen_before and len(batch) == reduction.spec.count
-        if each_alone and (count := self._choose_stripes(reduction)) > 1:
-            self._lay_stripes(reduction, [(refs[0], node) for node, refs in batch.items()], count)
+        if each_alone and (count := self.laying.choose_stripes(reduction)) > 1:
+            self.laying.lay_stripes(reduction, [(refs[0], node) for node, refs in batch.items()], count)
         else:
-            self._add_groups(reduction, batch)
+            self.laying.add_groups(reduction, batch)
 
     def _fits(self, reduction: Reduction, ref: bytes) -> bool:
         """The first ready source fixes what all must be like."""
         size, layout = self._table.form_of(ref)
         if not reduction.chosen:
-            self._take_form(reduction, size, layout)
+            self.laying.take_form(reduction, size, layout)
             return True
         if (size, layout) == (reduction.size, reduction.layout):
             return True
@@ -258,7 +257,7 @@ class Reductions(Binding):
                 continue
             if ref not in reduction.ready and self.may_come(reduction, ref):
                 continue  # it is not known to be lost
-            slots = self._slots_with(reduction, ref)
+            slots = self.laying.slots_with(reduction, ref)
             others = (source for source in reduction.ready if source not in reduction.chosen)
             spare = ref if ref in reduction.ready else next(others, None)
             if spare is None:

@@ -11,42 +11,38 @@ Here is the shape only: who runs a slot is for `hosts` and `binding`, which sour
 """
 
 import hashlib
-from collections.abc import Callable
 
 from hoplite_ucx.protocol.cost import choose_degree, choose_stripes
-from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
+from hoplite_ucx.protocol.directory.records import Reduction, Slot
 from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId
 
 
-class Slots:
-    """How reductions are laid. `settle` is called for a record that has changed; it may lead back here."""
-
-    def __init__(self, table: Table, versions: Versions, settle: Callable[[Record], None]) -> None:
+class Laying:
+    def __init__(self, table: Table, versions: Versions) -> None:
         self._table = table
         self._versions = versions
         self._world = table.world
-        self._settle = settle
 
-    def _take_form(self, reduction: Reduction, size: int, layout: bytes) -> None:
+    def take_form(self, reduction: Reduction, size: int, layout: bytes) -> None:
         reduction.size, reduction.layout = size, layout
         bandwidth = self._table.members.bandwidth()
         reduction.degree = choose_degree(size, reduction.spec.count, bandwidth, self._world.costs)
 
-    def _slots_with(self, reduction: Reduction, part: bytes) -> list[Slot]:
+    def slots_with(self, reduction: Reduction, part: bytes) -> list[Slot]:
         """The slot that the part goes into; of a source, one in each stripe."""
         return [slot for slot in reduction.slots.values() if part in slot.parts]
 
     # --- one tree ------------------------------------------------------------------------------------------------
 
-    def _add_groups(self, reduction: Reduction, batch: dict[NodeId, list[bytes]]) -> None:
+    def add_groups(self, reduction: Reduction, batch: dict[NodeId, list[bytes]]) -> None:
         for index, (node, refs) in enumerate(batch.items()):
             last = len(reduction.chosen) == reduction.spec.count and index == len(batch) - 1
-            self._add_group(reduction, refs, node, last)
+            self.add_group(reduction, refs, node, last)
 
-    def _add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
+    def add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
         """A getter's own sources are kept for the root: elsewhere its network card would have to take in both what its
         slot combines and the result. If everybody gets it, that is so for whoever comes last, and nothing is kept."""
         gets = node == reduction.requester or node in reduction.record.waiting
@@ -87,7 +83,7 @@ class Slots:
         record.slot, record.reduction = slot, reduction
         return slot
 
-    def _split(self, reduction: Reduction, root: Slot) -> None:
+    def split(self, reduction: Reduction, root: Slot) -> None:
         """The root's parts go into a new slot, and that alone into the root: the same bytes, so the same version."""
         self._world.tell(reduction.target, "its parts are combined for a getter that has a part of it")
         below = Slot(self._slot_ref(reduction), root.parts, root.height, root.prefers, parent=root)
@@ -100,7 +96,7 @@ class Slots:
 
     # --- stripes -------------------------------------------------------------------------------------------------
 
-    def _choose_stripes(self, reduction: Reduction) -> int:
+    def choose_stripes(self, reduction: Reduction) -> int:
         """More than one if it pays, and all sources are there: complete, decided, and not so small that they live
         here."""
         if reduction.no_stripes or not all(
@@ -113,7 +109,7 @@ class Slots:
         bandwidth = self._table.members.bandwidth()
         return choose_stripes(reduction.size, reduction.spec.count, bandwidth, self._world.settings)
 
-    def _lay_stripes(self, reduction: Reduction, ring: list[tuple[bytes, NodeId]], count: int) -> None:
+    def lay_stripes(self, reduction: Reduction, ring: list[tuple[bytes, NodeId]], count: int) -> None:
         """A chain for every stripe, each along the same ring; their ends are spread over it."""
         reduction.turn = self._versions.next_turn()
         root = self._add_slot(reduction, Slot(reduction.target, [], 0, ring[0][1], gathers=True))
