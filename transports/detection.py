@@ -16,7 +16,7 @@ from pathlib import Path
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.ucx import library, locked_memory
 
-__all__ = ["Machine", "Port", "RdmaDevice", "UcxBuild", "detect", "rdma_devices", "ucx_build"]
+__all__ = ["LinkHardware", "Port", "RdmaDevice", "UcxBuild", "detect", "rdma_devices", "ucx_build"]
 
 VERBS_REMEDY = (
     "install UCX 1.19 or newer with verbs support (system package or conda), "
@@ -80,7 +80,9 @@ class UcxBuild:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class LinkHardware:
+    """What this host has for links: devices, UCX, and limits."""
+
     devices: tuple[RdmaDevice, ...]
     ucx: UcxBuild
     open_files: int
@@ -139,9 +141,9 @@ class Machine:
         return found
 
 
-def detect(root: Path = Path("/")) -> Machine:
+def detect(root: Path = Path("/")) -> LinkHardware:
     """Examine everything. Loads UCX into this process if it is installed."""
-    return Machine(
+    return LinkHardware(
         tuple(rdma_devices(root)),
         ucx_build(),
         _limit(resource.RLIMIT_NOFILE),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind
-from hoplite_ucx.transports.detection import Machine, UcxBuild, rdma_devices, ucx_build
+from hoplite_ucx.transports.detection import LinkHardware, UcxBuild, rdma_devices, ucx_build
 from hoplite_ucx.transports.errors import HandshakeError, TransportError
 from hoplite_ucx.transports.interface import (
     Bytes,
@@ -66,7 +66,7 @@ def open_transport(me: Identity, configuration: Configuration, on_link_lost: Lin
     rdma = me.tls is None and configuration.transport is Kind.AUTO and any(device.ucx_names() for device in devices)
     unused = UcxBuild(failure="no rule selects UCX, and this host has no RDMA")
     ucx = ucx_build() if configuration.wants_ucx or rdma else unused
-    selection = Selection(configuration, Machine(devices, ucx, -1, locked_memory.lockable()), time.monotonic)
+    selection = Selection(configuration, LinkHardware(devices, ucx, -1, locked_memory.lockable()), time.monotonic)
     transport = MixedTransport(me, selection, on_link_lost, configuration.timers())
     transport.start()
     return transport

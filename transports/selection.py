@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind, Rule
-from hoplite_ucx.transports.detection import Machine
+from hoplite_ucx.transports.detection import LinkHardware
 from hoplite_ucx.transports.link_measures import ENOUGH, LEAST, Estimate, Rates, Way
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 from hoplite_ucx.transports.wire.addresses import parse_address
@@ -54,7 +54,7 @@ class Choice:
 class Selection:
     """The choices of one node. Raises a `ConfigurationError` if what is required is not there."""
 
-    def __init__(self, configuration: Configuration, machine: Machine, clock: Callable[[], float]) -> None:
+    def __init__(self, configuration: Configuration, machine: LinkHardware, clock: Callable[[], float]) -> None:
         self._configuration = configuration
         self._machine = machine
         self._clock = clock

@@ -48,7 +48,7 @@ class BarePeers(Opened):
         addresses = [host.address for host in self._hosts]
         for rank, host in enumerate(self._hosts):
             # As a file, not as a module of the package, of which it needs nothing.
-            command = [*host.python, f"{host.folder}/bare/peer.py", operation, str(rank), str(size), *addresses]
+            command = [*host.python, f"{host.folder}/bare/participant.py", operation, str(rank), str(size), *addresses]
             self._peers.append(LineProcess(host, command, f"rank {rank} of the bare {operation}"))
 
     def close(self) -> None:

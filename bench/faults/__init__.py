@@ -1,4 +1,6 @@
-"""Faults on the real thing: agents, workers and a directory on emulated hosts, with something broken in the middle.
+"""Faults on real processes: agents, workers and a directory on emulated hosts, with a fault in the middle of an
+operation.
 
-`plans` draws a case from a seed, `cases` plays it in an `arena`, `oracle` judges it, `recording` keeps what came of it.
+`plans` draws a case from a seed, `cases` runs it on a `fault_cluster`, `oracle` checks it, `recording` stores the
+result.
 """

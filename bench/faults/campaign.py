@@ -1,6 +1,6 @@
-"""Many cases, one after the other, in one arena for as long as it is sound; and what is left of it in the end.
+"""Many cases, one after the other, on one cluster for as long as it is healthy; and what is left at the end.
 
-A campaign can be played in blocks: with a file, each run goes on with the cases that are missing. An arena in which
+A campaign can be run in parts: with a file, each run continues with the missing cases. A cluster in which
 something went wrong is not used again.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hoplite_ucx.bench.faults.arena import Arena
 from hoplite_ucx.bench.faults.cases import play
+from hoplite_ucx.bench.faults.fault_cluster import FaultCluster
 from hoplite_ucx.bench.faults.plans import draw
 from hoplite_ucx.bench.faults.recording import Record, Recording, Settings, record_of
 from hoplite_ucx.bench.hosts.line_process import PeerError
@@ -56,18 +56,18 @@ def _play_in_one_arena(
     """Returns the cases that are still to be played."""
     last: Record | None = None
     with ExitStack() as stack:
-        arena = stack.enter_context(Arena(settings.machines, settings.rate, ROOM * settings.size))
+        cluster = stack.enter_context(FaultCluster(settings.machines, settings.rate, ROOM * settings.size))
         while numbers and (until is None or time.monotonic() < until) and (last is None or not last["problems"]):
             number = numbers.pop(0)
             try:
-                last = record_of(play(arena, draw(settings.seed, number, settings.machines, settings.size)))
+                last = record_of(play(cluster, draw(settings.seed, number, settings.machines, settings.size)))
             except (PeerError, HopliteError) as error:
                 last = {"case": number, "problems": [f"the case could not be completed: {error}"]}
-                if words := arena.new_words().strip():
+                if words := cluster.new_words().strip():
                     last["problems"].append(f"an agent or the directory said: {words[-2000:]}")
             recording.add(last)
             told(last)
-    left = arena.left()
+    left = cluster.left()
     if left:
         record = {"case": None, "problems": [f"left behind: {each}" for each in left]}
         recording.add(record)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoplite_ucx.bench.faults import oracle
-from hoplite_ucx.bench.faults.arena import Arena
+from hoplite_ucx.bench.faults.fault_cluster import FaultCluster
 from hoplite_ucx.bench.faults.injecting import Fault, FaultKind
 from hoplite_ucx.bench.faults.oracle import Evidence
 from hoplite_ucx.bench.faults.plans import Plan
@@ -53,31 +53,31 @@ class Outcome:
     evidence: Evidence | None = None
 
 
-def play(arena: Arena, plan: Plan) -> Outcome:
-    """Raises a `PeerError` if the arena itself cannot go on; whatever the library does wrong is in the outcome."""
+def play(cluster: FaultCluster, plan: Plan) -> Outcome:
+    """Raises a `PeerError` if the cluster itself cannot go on; whatever the library does wrong is in the outcome."""
     scenario = plan.scenario
-    scenario.prepare(arena)
+    scenario.prepare(cluster)
     at = time.monotonic() + _NOTICE
-    calls = scenario.begin(arena, at)
+    calls = scenario.begin(cluster, at)
     if scenario.asked is not None:
         peer, ticket = scenario.asked
         if (answer := peer.answer(ticket, at + CALL_SECONDS)).done is None:
             raise PeerError(f"the reduction could not be requested: {answer}")
     least = _NOTICE if scenario.operation is Operation.WRITTEN else 0.0  # until there is something to get
-    moment = at + max(least, plan.moment * scenario.expected_seconds(len(arena.machines), arena.rate))
+    moment = at + max(least, plan.moment * scenario.expected_seconds(len(cluster.machines), cluster.rate))
     time.sleep(max(0.0, moment - _LOOK - time.monotonic()))
-    found = _look(arena, plan)
+    found = _look(cluster, plan)
     victim = _choose(plan, found)
     fault = Fault(plan.kind, victim, plan.seconds)
-    victim_node = arena.machines[victim].node
-    fault_at = fault.inject(arena, scenario.filler)
+    victim_node = cluster.machines[victim].node
+    fault_at = fault.inject(cluster, scenario.filler)
     outcome = Outcome(plan, fault, found.get(victim, Role.IDLE), found, fault_at - at)
     evidence = outcome.evidence = Evidence(scenario, fault, fault_at, calls)
     disturbed = list(calls)  # others may follow
 
-    _wait_and_undo(arena, fault, fault_at, calls, at)
-    _collect(arena, evidence, at)
-    _ask_again(arena, evidence)
+    _wait_and_undo(cluster, fault, fault_at, calls, at)
+    _collect(cluster, evidence, at)
+    _ask_again(cluster, evidence)
     for call in evidence.calls:
         outcome.answers[str(call.rank)] = str(call.answer)
     ends = [_ended(call) for call in disturbed]
@@ -85,10 +85,10 @@ def play(arena: Arena, plan: Plan) -> Outcome:
     spared = [call for call in disturbed if fault.spares_machines or call.rank != victim]
     done = [call.answer.done["ended"] - at for call in spared if call.answer.done is not None]
     outcome.seconds = max(done, default=None)
-    _compare(arena, evidence)
-    outcome.recoveries = _recoveries(arena, evidence, victim_node)
-    _clean_up(arena, evidence)
-    evidence.words = arena.new_words()
+    _compare(cluster, evidence)
+    outcome.recoveries = _recoveries(cluster, evidence, victim_node)
+    _clean_up(cluster, evidence)
+    evidence.words = cluster.new_words()
     outcome.problems = oracle.judge(evidence)
     return outcome
 
@@ -96,11 +96,11 @@ def play(arena: Arena, plan: Plan) -> Outcome:
 # --- before -----------------------------------------------------------------------------------------------------
 
 
-def _look(arena: Arena, plan: Plan) -> dict[int, Role]:
-    asked = [(machine, machine.peer.tell("look")) for machine in arena.machines]
+def _look(cluster: FaultCluster, plan: Plan) -> dict[int, Role]:
+    asked = [(machine, machine.peer.tell("look")) for machine in cluster.machines]
     deadline = time.monotonic() + 5.0
     looks = {machine.index: machine.peer.answer(ticket, deadline).done for machine, ticket in asked}
-    nodes = {machine.node: machine.index for machine in arena.machines}
+    nodes = {machine.node: machine.index for machine in cluster.machines}
     return roles(plan.scenario, {rank: look for rank, look in looks.items() if look is not None}, nodes)
 
 
@@ -114,16 +114,16 @@ def _choose(plan: Plan, found: dict[int, Role]) -> int:
 # --- after ------------------------------------------------------------------------------------------------------
 
 
-def _wait_and_undo(arena: Arena, fault: Fault, fault_at: float, calls: list[Call], at: float) -> None:
+def _wait_and_undo(cluster: FaultCluster, fault: Fault, fault_at: float, calls: list[Call], at: float) -> None:
     if fault.kind is FaultKind.RESTART_AGENT:  # its worker is to hear of it before it is replaced
         for call in calls:
             if call.rank == fault.victim:
                 call.answer = call.peer.answer(call.ticket, at + CALL_SECONDS + _GRACE)
     time.sleep(max(0.0, fault_at + fault.seconds - time.monotonic()))
-    fault.undo(arena)
+    fault.undo(cluster)
 
 
-def _collect(arena: Arena, evidence: Evidence, at: float) -> None:
+def _collect(cluster: FaultCluster, evidence: Evidence, at: float) -> None:
     for call in evidence.calls:
         if call.answer.silent:
             call.answer = call.peer.answer(call.ticket, at + CALL_SECONDS + _GRACE)
@@ -133,18 +133,18 @@ def _collect(arena: Arena, evidence: Evidence, at: float) -> None:
         if peer.answer(ticket, at + CALL_SECONDS + _GRACE).silent:
             evidence.left.append("a writer that hangs")
     if fault.kind is FaultKind.RESTART_AGENT and scenario.operation is not Operation.GATHER:
-        _get_now(arena, evidence, fault.victim)  # the newcomer wants it too
+        _get_now(cluster, evidence, fault.victim)  # the newcomer wants it too
     elif all(call.answer.gone for call in evidence.calls):
-        survivor = next(machine.index for machine in arena.machines if machine.worker is not None)
-        _get_now(arena, evidence, survivor)  # nobody who asked is left; the operation is to end all the same
+        survivor = next(machine.index for machine in cluster.machines if machine.worker is not None)
+        _get_now(cluster, evidence, survivor)  # nobody who asked is left; the operation is to end all the same
 
 
-def _get_now(arena: Arena, evidence: Evidence, rank: int) -> None:
+def _get_now(cluster: FaultCluster, evidence: Evidence, rank: int) -> None:
     """A get that comes after a loss waits for the object to be put again: it is made only if there is one."""
     lost = any(c.answer.error is not None and c.answer.error.type != "ClosedError" for c in evidence.calls)
     if lost or _holders_are_dead(evidence):
         return
-    call = evidence.scenario.get(arena, rank)
+    call = evidence.scenario.get(cluster, rank)
     call.answer = call.peer.answer(call.ticket, time.monotonic() + CALL_SECONDS + _GRACE)
     evidence.calls.append(call)
 
@@ -156,19 +156,19 @@ def _holders_are_dead(evidence: Evidence) -> bool:
     return fault.victim in scenario.holders and (fault.loses_copies or fault.kills_worker)
 
 
-def _ask_again(arena: Arena, evidence: Evidence) -> None:
+def _ask_again(cluster: FaultCluster, evidence: Evidence) -> None:
     """A reduction that was lost although it has all it needs is asked for again by somebody who lives."""
     scenario, fault = evidence.scenario, evidence.fault
     lost = any(c.answer.error is not None and c.answer.error.type == "ObjectLostError" for c in evidence.calls)
     if scenario.target is None or not lost or not oracle.enough_sources(scenario, fault):
         return
-    survivor = next(rank for rank in range(len(arena.machines)) if rank != fault.victim)
+    survivor = next(rank for rank in range(len(cluster.machines)) if rank != fault.victim)
     scenario.requester = survivor
-    peer, ticket = scenario.ask(arena)
+    peer, ticket = scenario.ask(cluster)
     deadline = time.monotonic() + CALL_SECONDS + _GRACE
     evidence.again = peer.answer(ticket, deadline)
     if evidence.again.done is not None:
-        call = scenario.get(arena, survivor)
+        call = scenario.get(cluster, survivor)
         evidence.again = call.answer = call.peer.answer(call.ticket, deadline)
         if call.answer.done is not None:
             evidence.again = call.answer
@@ -188,7 +188,7 @@ def _seeds(evidence: Evidence) -> list[int]:
     return [source.seed for source in evidence.scenario.sources]
 
 
-def _compare(arena: Arena, evidence: Evidence) -> None:
+def _compare(cluster: FaultCluster, evidence: Evidence) -> None:
     scenario = evidence.scenario
     asked = []
     for place, call in enumerate(evidence.calls):
@@ -201,15 +201,15 @@ def _compare(arena: Arena, evidence: Evidence) -> None:
         answer = peer.answer(ticket, deadline)
         evidence.checked[place, ref] = answer.done if answer.done is not None else {"wrong": str(answer)}
     if scenario.target is not None and evidence.again is None and evidence.checked:
-        asker = next(m for m in arena.machines if m.agent is not None and m.worker is not None)
+        asker = next(m for m in cluster.machines if m.agent is not None and m.worker is not None)
         evidence.contributors = asker.peer.ask("contributors", ref=scenario.target)
 
 
-def _recoveries(arena: Arena, evidence: Evidence, victim: str) -> list[Recovery]:
+def _recoveries(cluster: FaultCluster, evidence: Evidence, victim: str) -> list[Recovery]:
     """From what the agents remember of streams that came from the victim and broke."""
     if evidence.fault.spares_machines:
         return []
-    alive = [m for m in arena.machines if m.agent is not None and m.worker is not None and not m.worker.gone]
+    alive = [m for m in cluster.machines if m.agent is not None and m.worker is not None and not m.worker.gone]
     asked = [(machine, machine.peer.tell("history", refs=evidence.scenario.refs)) for machine in alive]
     deadline = time.monotonic() + CALL_SECONDS
     found = []
@@ -237,26 +237,26 @@ def _recoveries_on(host: int, streams: list[dict[str, Any]], victim: str, fault_
 # --- the end ----------------------------------------------------------------------------------------------------
 
 
-def _clean_up(arena: Arena, evidence: Evidence) -> None:
+def _clean_up(cluster: FaultCluster, evidence: Evidence) -> None:
     """Make everything whole, delete everything, and see that nothing is left."""
-    arena.restore(time.monotonic() + _RESTORE)
-    for machine in arena.machines:
+    cluster.restore(time.monotonic() + _RESTORE)
+    for machine in cluster.machines:
         machine.peer.ask("drop")
     refs = [*evidence.scenario.refs, evidence.scenario.filler]
-    deleted = arena.machines[0].peer.ask("delete", refs=refs)
+    deleted = cluster.machines[0].peer.ask("delete", refs=refs)
     if deleted.done is None:
         evidence.left.append(f"objects that could not be deleted: {deleted}")
     deadline = time.monotonic() + _REST
-    while left := _left(arena):
+    while left := _left(cluster):
         if time.monotonic() > deadline:
             evidence.left += left
             return
         time.sleep(0.05)
 
 
-def _left(arena: Arena) -> list[str]:
+def _left(cluster: FaultCluster) -> list[str]:
     left = []
-    for machine in arena.machines:
+    for machine in cluster.machines:
         look = machine.peer.ask("look")
         if look.done is None:
             left.append(f"host {machine.index} does not report: {look}")

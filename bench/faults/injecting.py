@@ -1,4 +1,4 @@
-"""The faults: what each does to the arena, for how long, and who counts as dead because of it.
+"""The faults: what each does to the cluster, for how long, and who counts as dead because of it.
 
 A fault with a duration is *brief*, well within the lease, or *long*, well beyond it: what lies between depends on the
 machine's mood, and an oracle could say nothing of it.
@@ -11,7 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from hoplite_ucx.bench.faults.arena import Arena
+from hoplite_ucx.bench.faults.fault_cluster import FaultCluster
 from hoplite_ucx.protocol.settings import Settings
 
 __all__ = ["BRIEF", "LEASE", "LONG", "Fault", "FaultKind"]
@@ -81,46 +81,46 @@ class Fault:
         """Whether the victim's node may be declared dead, so that what only it has counts as lost."""
         return self.kills_agent or (self.silences and self.outlasts_lease)
 
-    def inject(self, arena: Arena, filler: str) -> float:
+    def inject(self, cluster: FaultCluster, filler: str) -> float:
         """Break it; returns the moment. `filler` names what is put to fill a store."""
         at = time.monotonic()
         match self.kind:
             case FaultKind.KILL_HOST:
-                arena.signal_agent(self.victim, signal.SIGKILL)
-                arena.machines[self.victim].peer.kill()
-                arena.kill_agent(self.victim)
-                arena.kill_worker(self.victim)
+                cluster.signal_agent(self.victim, signal.SIGKILL)
+                cluster.machines[self.victim].peer.kill()
+                cluster.kill_agent(self.victim)
+                cluster.kill_worker(self.victim)
             case FaultKind.KILL_AGENT | FaultKind.RESTART_AGENT:
-                arena.signal_agent(self.victim, signal.SIGKILL)
-                arena.kill_agent(self.victim)
+                cluster.signal_agent(self.victim, signal.SIGKILL)
+                cluster.kill_agent(self.victim)
             case FaultKind.KILL_WORKER:
-                arena.machines[self.victim].peer.kill()
-                arena.kill_worker(self.victim)
+                cluster.machines[self.victim].peer.kill()
+                cluster.kill_worker(self.victim)
             case FaultKind.STOP:
-                arena.stop_agent(self.victim)
+                cluster.stop_agent(self.victim)
             case FaultKind.CUT | FaultKind.CUT_IN | FaultKind.CUT_OUT:
-                arena.cut(arena.machines[self.victim].host, _WAYS[self.kind])
+                cluster.cut(cluster.machines[self.victim].host, _WAYS[self.kind])
                 at = time.monotonic()  # it takes a process or two
             case FaultKind.SLOW:
-                arena.slow_down(arena.machines[self.victim].host, _SLOWER)
+                cluster.slow_down(cluster.machines[self.victim].host, _SLOWER)
                 at = time.monotonic()
             case FaultKind.DIRECTORY:
-                arena.kill_directory()
+                cluster.kill_directory()
             case FaultKind.CUT_DIRECTORY:
-                arena.cut(arena.head, "both")
+                cluster.cut(cluster.head, "both")
                 at = time.monotonic()
             case FaultKind.FULL:
-                arena.machines[self.victim].peer.tell("reserve", ref=filler, spare=64 << 10)
+                cluster.machines[self.victim].peer.tell("reserve", ref=filler, spare=64 << 10)
         return at
 
-    def undo(self, arena: Arena) -> None:
-        """What its duration ends; what is dead stays so until the arena is restored."""
+    def undo(self, cluster: FaultCluster) -> None:
+        """What its duration ends; what is dead stays so until the cluster is restored."""
         match self.kind:
             case FaultKind.STOP:
-                arena.resume_agent(self.victim)
+                cluster.resume_agent(self.victim)
             case FaultKind.CUT | FaultKind.CUT_IN | FaultKind.CUT_OUT | FaultKind.SLOW | FaultKind.CUT_DIRECTORY:
-                arena.heal_links()
+                cluster.heal_links()
             case FaultKind.DIRECTORY:
-                arena.start_directory_again()
+                cluster.start_directory_again()
             case FaultKind.RESTART_AGENT:
-                arena.revive(self.victim)
+                cluster.revive(self.victim)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hoplite_ucx.bench.faults.arena import Arena
 from hoplite_ucx.bench.faults.campaign import ROOM
 from hoplite_ucx.bench.faults.cases import Outcome, play
+from hoplite_ucx.bench.faults.fault_cluster import FaultCluster
 from hoplite_ucx.bench.faults.injecting import LONG, FaultKind
 from hoplite_ucx.bench.faults.plans import Plan
 from hoplite_ucx.bench.faults.recording import Times
@@ -105,11 +105,11 @@ def measure_recovery(
     subject = SUBJECTS[name]
     plain: list[Outcome] = []
     broken: list[Outcome] = []
-    with Arena(machines, rate, ROOM * size) as arena:
+    with FaultCluster(machines, rate, ROOM * size) as cluster:
         for number in range(repeat):
-            play(arena, subject.plan(number, machines, size, disturbed=False))
-            plain.append(play(arena, subject.plan(number, machines, size, disturbed=False)))
-            broken.append(play(arena, subject.plan(number, machines, size, disturbed=True)))
+            play(cluster, subject.plan(number, machines, size, disturbed=False))
+            plain.append(play(cluster, subject.plan(number, machines, size, disturbed=False)))
+            broken.append(play(cluster, subject.plan(number, machines, size, disturbed=True)))
             advance()
     return _found(name, plain, broken)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hoplite_ucx.bench.faults.arena import Arena
+from hoplite_ucx.bench.faults.fault_cluster import FaultCluster
 from hoplite_ucx.bench.faults.worker_proxy import Answer, Peer
 from hoplite_ucx.bench.harness.timing import limit_seconds
 from hoplite_ucx.bench.hosts.line_process import PeerError
@@ -105,13 +105,13 @@ class Scenario:
         hosts = len(self.sources) + 1 if self.operation is Operation.GATHER else machines
         return limit_seconds(name, hosts, self.size, rate) * 1.1 + 0.03
 
-    def prepare(self, arena: Arena) -> None:
+    def prepare(self, cluster: FaultCluster) -> None:
         """Everything that comes before the clock starts."""
         if self.operation is Operation.WRITTEN:
             return
         puts = []
         for source in self.sources:
-            peer = arena.machines[source.rank].peer
+            peer = cluster.machines[source.rank].peer
             puts.append((peer, peer.tell("put", ref=source.ref, size=self.size, seed=source.seed)))
         deadline = time.monotonic() + CALL_SECONDS
         for peer, ticket in puts:
@@ -119,28 +119,28 @@ class Scenario:
             if answer.done is None:
                 raise PeerError(f"a put before the fault failed: {answer}")
 
-    def begin(self, arena: Arena, at: float) -> list[Call]:
+    def begin(self, cluster: FaultCluster, at: float) -> list[Call]:
         """Tell everybody what to do at that moment."""
         if self.operation is Operation.WRITTEN:
             (source,) = self.sources
-            peer = arena.machines[source.rank].peer
-            seconds = self.expected_seconds(len(arena.machines), arena.rate)
+            peer = cluster.machines[source.rank].peer
+            seconds = self.expected_seconds(len(cluster.machines), cluster.rate)
             step = {"ref": source.ref, "size": self.size, "seed": source.seed, "seconds": seconds, "at": at}
             self.written = (peer, peer.tell("write", **step))
         if self.target is not None:
-            self.ask(arena, at)
-        return [self.get(arena, rank, at) for rank in self.getters]
+            self.ask(cluster, at)
+        return [self.get(cluster, rank, at) for rank in self.getters]
 
-    def ask(self, arena: Arena, at: float = 0.0) -> tuple[Peer, int]:
+    def ask(self, cluster: FaultCluster, at: float = 0.0) -> tuple[Peer, int]:
         """Have the requester ask for the reduction."""
-        peer = arena.machines[self.requester].peer
+        peer = cluster.machines[self.requester].peer
         everywhere = self.operation is Operation.ALLREDUCE
         step = {"sources": [s.ref for s in self.sources], "count": self.count, "everywhere": everywhere}
         self.asked = (peer, peer.tell("reduce", ref=self.target, at=at, **step))
         return self.asked
 
-    def get(self, arena: Arena, rank: int, at: float = 0.0) -> Call:
-        peer = arena.machines[rank].peer
+    def get(self, cluster: FaultCluster, rank: int, at: float = 0.0) -> Call:
+        peer = cluster.machines[rank].peer
         return Call(rank, self.results, peer, peer.tell("get", refs=self.results, at=at, timeout=CALL_SECONDS))
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from hoplite_ucx.bench.hardware.peer import serve
+from hoplite_ucx.bench.hardware.remote_host import serve
 from hoplite_ucx.bench.hardware.report import run
 from hoplite_ucx.transports.errors import TransportError
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from hoplite_ucx.bench.hardware.peer import (
+from hoplite_ucx.bench.hardware.remote_host import (
     HardwareEndpoint,
     Peer,
     RemoteProcess,

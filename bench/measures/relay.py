@@ -1,8 +1,8 @@
 """What it costs a host to forward an object: the processor time of a relay's agent, compared with a bare forwarder.
 
 Three hosts in a chain: host 0 has the object, one of the others gets it and passes it to the last. Which of them is in
-the middle, the directory decides; it is known by what its interface has sent. The bare chain is that of `bare.peer`:
-a blocking Python process that receives into memory and sends from there. Rounds take turns.
+the middle, the directory decides; it is known by what its interface has sent. The bare chain is that of
+`bare.participant`: a blocking Python process that receives into memory and sends from there. Rounds take turns.
 """
 
 from __future__ import annotations

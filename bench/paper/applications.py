@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hoplite_ucx.bench.faults.arena import Arena, Machine
+from hoplite_ucx.bench.faults.fault_cluster import FaultCluster, Machine
 from hoplite_ucx.bench.faults.worker_proxy import Answer, Peer
 from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.errors import HopliteError
@@ -48,11 +48,11 @@ class Lap:
     """"failed" if a worker was lost in it, "rejoined" if it is the first with the worker that came back."""
 
 
-def serve(arena: Arena, rounds: int, size: int) -> Iterator[Lap]:
+def serve(arena: FaultCluster, rounds: int, size: int) -> Iterator[Lap]:
     yield from _laps(_Serving(arena, size), rounds)
 
 
-def train(arena: Arena, rounds: int, size: int) -> Iterator[Lap]:
+def train(arena: FaultCluster, rounds: int, size: int) -> Iterator[Lap]:
     yield from _laps(_Training(arena, size), rounds)
 
 
@@ -89,7 +89,7 @@ def _laps(application: _Serving | _Training, rounds: int) -> Iterator[Lap]:
 class _Crew:
     """The workers: who lives, who was killed, and how it comes back."""
 
-    arena: Arena
+    arena: FaultCluster
     alive: list[Machine] = field(init=False)
     _victim: Machine = field(init=False)
     _timer: threading.Timer | None = None
@@ -183,7 +183,7 @@ def _check(front: Peer, target: str, size: int, machines: list[Machine]) -> None
 class _Serving:
     lead = _NOTICE
 
-    def __init__(self, arena: Arena, size: int) -> None:
+    def __init__(self, arena: FaultCluster, size: int) -> None:
         self.crew = _Crew(arena)
         self._size = size
 
@@ -238,7 +238,7 @@ class _Gradient:
 class _Training:
     lead = 0.0
 
-    def __init__(self, arena: Arena, size: int) -> None:
+    def __init__(self, arena: FaultCluster, size: int) -> None:
         self.crew = _Crew(arena)
         self._size = size
         self._count = max(1, len(self.crew.alive) // 2)

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
 
-from hoplite_ucx.bench.faults.arena import Arena
+from hoplite_ucx.bench.faults.fault_cluster import FaultCluster
 from hoplite_ucx.bench.harness.live_cluster import LiveCluster
 from hoplite_ucx.bench.harness.machine_facts import check_memory, facts, versions
 from hoplite_ucx.bench.harness.timing import Measurement, measure
@@ -173,7 +173,7 @@ def _run_application(part: Part, tell: Tell, advance: Advance) -> None:
     loop = serve if part.kind is Kind.SERVING else train
     settings = {**_settings(part), "size": part.size}
     check_memory(part.kind, part.hosts, 4 * part.size)
-    with Arena(part.hosts, part.rate, _ARENA_ROOM * part.size) as arena:
+    with FaultCluster(part.hosts, part.rate, _ARENA_ROOM * part.size) as arena:
         for lap in loop(arena, part.queries, part.size):
             tell({"kind": part.kind, **asdict(lap), **settings})
             advance()

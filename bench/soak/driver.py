@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hoplite_ucx.bench.faults.arena import Arena
+from hoplite_ucx.bench.faults.fault_cluster import FaultCluster
 from hoplite_ucx.bench.faults.injecting import BRIEF, LONG, Fault, FaultKind
 from hoplite_ucx.bench.faults.worker_proxy import Peer
 from hoplite_ucx.bench.hosts.line_process import PeerError
@@ -89,8 +89,8 @@ def soak(
     """`lanes` workers a machine, a fault every so many seconds. `advance` is called once a second."""
     if machines < 3:
         raise PeerError(f"a soak needs 3 machines at least, not {machines}")
-    with Arena(machines, rate, _MEMORY) as arena:
-        run = _Soak(arena, lanes, every, seed, advance)
+    with FaultCluster(machines, rate, _MEMORY) as cluster:
+        run = _Soak(cluster, lanes, every, seed, advance)
         try:
             return run.play(seconds)
         finally:
@@ -98,14 +98,16 @@ def soak(
 
 
 class _Soak:
-    def __init__(self, arena: Arena, lanes: int, every: float, seed: int, advance: Callable[[], object]) -> None:
-        self._arena = arena
+    def __init__(
+        self, cluster: FaultCluster, lanes: int, every: float, seed: int, advance: Callable[[], object]
+    ) -> None:
+        self._arena = cluster
         self._books = Books(seed)
         self._every = every
         self._advance = advance
         self._sampler = Sampler()
         self._counts = _Counts()
-        self._lanes = [Lane(m.index, arena.new_worker(m.index)) for m in arena.machines for _ in range(lanes)]
+        self._lanes = [Lane(m.index, cluster.new_worker(m.index)) for m in cluster.machines for _ in range(lanes)]
         self._await_lanes(self._lanes)
         self._fault: tuple[Fault, float] | None = None
         self._doubtful: list[Known] = []

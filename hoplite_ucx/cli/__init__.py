@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from hoplite_ucx import __version__
-from hoplite_ucx.cli.ending import INTERRUPTED, end_as_after_ctrl_c
-from hoplite_ucx.cli.on_demand import OnDemand, application
+from hoplite_ucx.cli.lazy_commands import OnDemand, application
 from hoplite_ucx.cli.output import OutputError, prepare
+from hoplite_ucx.cli.signals import INTERRUPTED, end_as_after_ctrl_c
 
 COMMANDS = {
     "start": OnDemand("hoplite_ucx.cli.start", "start", "Run this host's part of a cluster until ctrl-C."),

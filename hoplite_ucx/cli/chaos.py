@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from hoplite_ucx.cli.ending import INTERRUPTED
+from hoplite_ucx.cli.signals import INTERRUPTED
 from hoplite_ucx.simulate.actions import Recording, RecordingError
 from hoplite_ucx.simulate.chaos import Outcome, record_seed, replay, run_seed
 from hoplite_ucx.simulate.cluster import VirtualCluster

@@ -16,7 +16,6 @@ from hoplite_ucx.bench.demo.hosts import DemoError, Hosts
 from hoplite_ucx.bench.demo.screen import Screen
 from hoplite_ucx.bench.harness.timing import PAYLOAD
 from hoplite_ucx.bench.hosts.namespaces import ClusterError
-from hoplite_ucx.cli.ending import INTERRUPTED
 from hoplite_ucx.cli.quantities import (
     bandwidth_option,
     format_bandwidth,
@@ -24,6 +23,7 @@ from hoplite_ucx.cli.quantities import (
     format_size,
     size_option,
 )
+from hoplite_ucx.cli.signals import INTERRUPTED
 from hoplite_ucx.errors import HopliteError
 
 # Typer parses a default as it parses what is typed.

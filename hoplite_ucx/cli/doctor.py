@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hoplite_ucx.transports.configuration import CONFIG, ConfigurationError, load
-from hoplite_ucx.transports.detection import Machine, detect
+from hoplite_ucx.transports.detection import LinkHardware, detect
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.mixed_transport import MixedTransport
 from hoplite_ucx.transports.selection import Selection
@@ -62,7 +62,7 @@ def start_links(selection: Selection) -> None:
         transport.close()
 
 
-def _report(machine: Machine) -> dict[str, Any]:
+def _report(machine: LinkHardware) -> dict[str, Any]:
     return {
         **dataclasses.asdict(machine),
         "rdma": machine.rdma,
@@ -70,7 +70,7 @@ def _report(machine: Machine) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, machine: Machine, problems: list[dict[str, str]], refused: str | None) -> None:
+def _show(console: Console, machine: LinkHardware, problems: list[dict[str, str]], refused: str | None) -> None:
     ucx = machine.ucx
     if ucx.failure:
         console.print("UCX: none", highlight=False, markup=False)

@@ -25,7 +25,7 @@ from hoplite_ucx.cli.quantities import (
     parse_duration,
     size_option,
 )
-from hoplite_ucx.cli.render import broadcast_report, gather_report, reduce_report
+from hoplite_ucx.cli.render_simulation import broadcast_report, gather_report, reduce_report
 from hoplite_ucx.simulate import measure
 from hoplite_ucx.simulate.cluster import Shape
 from hoplite_ucx.simulate.measure import Reduced, Result, StaticResult

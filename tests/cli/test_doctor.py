@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
 from hoplite_ucx.runtime.launch.inspection import LocalAgents
-from hoplite_ucx.transports.detection import Machine, Port, RdmaDevice, UcxBuild
+from hoplite_ucx.transports.detection import LinkHardware, Port, RdmaDevice, UcxBuild
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.ucx.transport import UcxTransport
 from tests.transports.test_detection import add_device
@@ -54,7 +54,7 @@ def test_it_starts_ucx_as_an_agent_would(monkeypatch: pytest.MonkeyPatch, named:
     """What the kernel and UCX say of themselves is not enough: they promise RDMA here, and UCX does not start."""
     port = Port(1, "ACTIVE", "LinkUp", "InfiniBand", 100e9, 1, ("ib0",))
     cards = (RdmaDevice("mlx5_0", 0, "0000:01:00.0", (port,)),)
-    machine = Machine(cards, UcxBuild(version="1.22.0", transports=("rc_mlx5", "tcp")), 1 << 20, -1)
+    machine = LinkHardware(cards, UcxBuild(version="1.22.0", transports=("rc_mlx5", "tcp")), 1 << 20, -1)
     monkeypatch.setattr(DOCTOR, "detect", lambda _root: machine)
     monkeypatch.setenv("HOPLITE_LINKS_TRANSPORT", named)
     monkeypatch.setenv("HOPLITE_UCX_NET_DEVICES", "mlx5_0:1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hoplite_ucx.transports.detection import Machine, UcxBuild, detect, rdma_devices, ucx_build
+from hoplite_ucx.transports.detection import LinkHardware, UcxBuild, detect, rdma_devices, ucx_build
 from hoplite_ucx.transports.ucx.locked_memory import lockable
 
 NO_UCX = UcxBuild(failure="no UCX")
@@ -45,8 +45,8 @@ def add_device(
             (port / "gid_attrs" / "ndevs" / "0").write_text(net + "\n")
 
 
-def machine(root: Path, ucx: UcxBuild) -> Machine:
-    return Machine(tuple(rdma_devices(root)), ucx, 65536, -1)
+def machine(root: Path, ucx: UcxBuild) -> LinkHardware:
+    return LinkHardware(tuple(rdma_devices(root)), ucx, 65536, -1)
 
 
 def test_a_machine_without_rdma(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_files_that_are_missing_or_make_no_sense(tmp_path: Path) -> None:
 
 def test_limits_that_stand_in_the_way(tmp_path: Path) -> None:
     add_device(tmp_path, "mlx5_0")
-    tight = Machine(tuple(rdma_devices(tmp_path)), VERBS, 1024, 8 << 20)
+    tight = LinkHardware(tuple(rdma_devices(tmp_path)), VERBS, 1024, 8 << 20)
     problems = dict(tight.problems())
     assert any(f"only {8 << 20} bytes may be locked" in problem for problem in problems)
     assert any("descriptors" in problem for problem in problems)

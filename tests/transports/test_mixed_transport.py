@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hoplite_ucx.transports.configuration import Configuration, Kind
-from hoplite_ucx.transports.detection import Machine, ucx_build
+from hoplite_ucx.transports.detection import LinkHardware, ucx_build
 from hoplite_ucx.transports.interface import Fault, LinkLost, Side
 from hoplite_ucx.transports.mixed_transport import MixedTransport
 from hoplite_ucx.transports.selection import Selection
@@ -39,7 +39,7 @@ class SelectingEndpoint(ListeningEndpoint[MixedTransport]):
         configuration: Configuration | None = None,
     ) -> None:
         me = Identity(node, token)
-        machine = Machine((), ucx_build(), -1, -1)
+        machine = LinkHardware((), ucx_build(), -1, -1)
         selection = Selection(configuration or self.configuration, machine, time.monotonic)
         super().__init__(me, MixedTransport(me, selection, on_lost))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, load
-from hoplite_ucx.transports.detection import Machine, Port, RdmaDevice, UcxBuild
+from hoplite_ucx.transports.detection import LinkHardware, Port, RdmaDevice, UcxBuild
 from hoplite_ucx.transports.selection import Selection
 from hoplite_ucx.transports.ucx.locked_memory import LEAST
 
@@ -15,10 +15,10 @@ CARDS = (RdmaDevice("mlx5_0", 0, "0000:01:00.0", (PORT,)),)
 VERBS = UcxBuild(version="1.22.0", transports=("rc_mlx5", "tcp"))
 WHEEL = UcxBuild(version="1.22.0", transports=("posix", "tcp"))
 
-RDMA = Machine(CARDS, VERBS, -1, -1)
-CARD_ONLY = Machine(CARDS, WHEEL, -1, -1)
-PLAIN = Machine((), WHEEL, -1, -1)
-BARE = Machine((), UcxBuild(failure="UCX cannot be loaded"), -1, -1)
+RDMA = LinkHardware(CARDS, VERBS, -1, -1)
+CARD_ONLY = LinkHardware(CARDS, WHEEL, -1, -1)
+PLAIN = LinkHardware((), WHEEL, -1, -1)
+BARE = LinkHardware((), UcxBuild(failure="UCX cannot be loaded"), -1, -1)
 
 HOST = "198.18.1.2:7777"
 
@@ -31,7 +31,7 @@ class Clock:
         return self.now
 
 
-def select(machine: Machine, text: str = "", tmp_path: Path | None = None, **variables: str) -> Selection:
+def select(machine: LinkHardware, text: str = "", tmp_path: Path | None = None, **variables: str) -> Selection:
     path = None
     if tmp_path is not None:
         path = tmp_path / "hoplite.toml"
@@ -48,7 +48,7 @@ def select(machine: Machine, text: str = "", tmp_path: Path | None = None, **var
         (BARE, "tcp", "no UCX here"),
     ],
 )
-def test_auto(machine: Machine, transport: str, reason: str) -> None:
+def test_auto(machine: LinkHardware, transport: str, reason: str) -> None:
     choice = select(machine).choose(1, HOST)
     assert choice.transport == transport
     assert reason in choice.reason
@@ -63,7 +63,7 @@ def test_ucx_over_tcp_is_used_if_told_to() -> None:
 
 
 @pytest.mark.parametrize("machine", [BARE, PLAIN, CARD_ONLY])
-def test_what_cannot_be_had_falls_back_and_says_so(machine: Machine) -> None:
+def test_what_cannot_be_had_falls_back_and_says_so(machine: LinkHardware) -> None:
     choice = select(machine, HOPLITE_LINKS_TRANSPORT="rdma").choose(1, HOST)
     assert choice.transport == "tcp"
     assert choice.reason.endswith("tcp instead")
@@ -120,7 +120,7 @@ def long_streams(selection: Selection, clock: Clock, rates: dict[str, float], co
     return used
 
 
-def fastest(machine: Machine = PLAIN) -> tuple[Selection, Clock]:
+def fastest(machine: LinkHardware = PLAIN) -> tuple[Selection, Clock]:
     clock = Clock()
     return Selection(load(environment={"HOPLITE_LINKS_TRANSPORT": "fastest"}), machine, clock), clock
 
@@ -205,14 +205,14 @@ def test_rdma_that_does_not_start_is_done_without_unless_it_was_named() -> None:
 
 
 def test_too_little_lockable_memory_is_no_rdma() -> None:
-    little = Machine(CARDS, VERBS, -1, 8 << 20)
+    little = LinkHardware(CARDS, VERBS, -1, 8 << 20)
     choice = select(little).choose(1, HOST)
     assert choice.transport == "tcp"
     assert "only 8388608 bytes may be locked" in choice.reason
     with pytest.raises(ConfigurationError, match="only 8388608 bytes may be locked") as refused:
         select(little, HOPLITE_LINKS_REQUIRE="rdma")
     assert "ulimit -l unlimited" in refused.value.remedy
-    assert select(Machine(CARDS, VERBS, -1, LEAST)).choose(1, HOST).transport == "ucx"
+    assert select(LinkHardware(CARDS, VERBS, -1, LEAST)).choose(1, HOST).transport == "ucx"
 
 
 def test_a_reason_names_each_variable_once() -> None:
@@ -240,7 +240,7 @@ def test_the_fastest_without_ucx_is_tcp() -> None:
 
 
 @pytest.mark.parametrize(("machine", "remedy"), [(BARE, "pip install"), (PLAIN, "doctor"), (CARD_ONLY, "verbs")])
-def test_what_is_required_and_missing_is_refused(machine: Machine, remedy: str) -> None:
+def test_what_is_required_and_missing_is_refused(machine: LinkHardware, remedy: str) -> None:
     with pytest.raises(ConfigurationError, match=r"links\.require: 'rdma' is not available") as refused:
         select(machine, HOPLITE_LINKS_REQUIRE="rdma")
     assert remedy in refused.value.remedy

@@ -21,7 +21,7 @@ from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.runtime.launch.processes import Child
 from hoplite_ucx.runtime.launch.tokens import TOKEN
 from hoplite_ucx.runtime.local import remedies, wire
-from hoplite_ucx.runtime.local.roll_call import RollCall
+from hoplite_ucx.runtime.local.agent_poll import AgentPoll
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
 from hoplite_ucx.runtime.settings import HostSettings
 from hoplite_ucx.runtime.worker.client import Client
@@ -157,7 +157,7 @@ def join(
     except (ValueError, OSError) as error:
         raise _invalid(f"{address!r} cannot be a directory's address: {error}", "correct the address") from error
     began = time.monotonic()
-    with RollCall() as call:
+    with AgentPoll() as call:
         while True:
             waited = time.monotonic() - began
             call.ask(name for name in agents() if agent is None or name.endswith(f"-{agent}"))

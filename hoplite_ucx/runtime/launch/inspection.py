@@ -10,7 +10,7 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.runtime.host.addresses import resolved
 from hoplite_ucx.runtime.launch.tokens import given_token, read_token
 from hoplite_ucx.runtime.local import wire
-from hoplite_ucx.runtime.local.roll_call import RollCall
+from hoplite_ucx.runtime.local.agent_poll import AgentPoll
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
 from hoplite_ucx.runtime.settings import load
 from hoplite_ucx.runtime.shell.directory_status import ask_status
@@ -35,7 +35,7 @@ def local_agents(cluster: str | None = None) -> LocalAgents:
     ours = "" if cluster is None else socket_name(cluster, "")
     found: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + _SECONDS
-    with RollCall(wire.StatusRequest(1)) as call:
+    with AgentPoll(wire.StatusRequest(1)) as call:
         call.ask(name for name in agents() if name.startswith(ours))
         left = _SECONDS
         while call.silent and left > 0:
@@ -52,7 +52,7 @@ def token_towards(address: str) -> bytes:
     that of a program's own cluster), or the user's own; empty if there is none."""
     if token := given_token():
         return token
-    with suppress(ValueError, OSError), RollCall(wire.DirectoryRequest(1)) as call:
+    with suppress(ValueError, OSError), AgentPoll(wire.DirectoryRequest(1)) as call:
         wanted = resolved(address)
         call.ask(agents())
         deadline = time.monotonic() + _TOKEN_SECONDS

@@ -1,13 +1,13 @@
-"""The place of the campaign: machines with an agent and a worker each, and a directory on a host of its own.
+"""The cluster of the campaign: machines with an agent and a worker each, and a directory on a separate host.
 
-    with Arena(4, rate, memory) as arena:
-        arena.kill_agent(2)
-        arena.restore(time.monotonic() + 20)
+    with FaultCluster(4, rate, memory) as cluster:
+        cluster.kill_agent(2)
+        cluster.restore(time.monotonic() + 20)
 
-Everything can be killed, stopped, cut off and started again, one by one; `restore` makes all of it whole, and waits
-until the directory counts every machine and nobody else. The directory's host has no agent, so that what happens to a
-machine never happens to the directory. What agents and the directory write to standard error is kept, to be looked at:
-they have no reason to. All waits are bounded, and all processes end with the block; see `bench.hosts.namespace_keeper`.
+Each process can be killed, stopped, cut off and started again; `restore` repairs everything, and waits until the
+directory counts exactly these machines. The directory's host has no agent, so a fault of a machine never hits the
+directory. What agents and the directory write to standard error is kept, because they should write nothing. All waits
+are bounded, and all processes end with the block; see `bench.hosts.namespace_keeper`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hoplite_ucx.runtime.launch.processes import Child
 from hoplite_ucx.runtime.launch.tokens import TOKEN
 from hoplite_ucx.transports.wire.addresses import parse_address
 
-__all__ = ["Arena", "Machine"]
+__all__ = ["FaultCluster", "Machine"]
 
 _START_SECONDS = 30.0
 _LOOK_AGAIN = 0.02
@@ -64,7 +64,7 @@ class Machine:
         return self.worker
 
 
-class Arena(Opened):
+class FaultCluster(Opened):
     """`rate` is that of every host, in bytes per second; `memory` the limit of every store."""
 
     def __init__(self, machines: int, rate: float, memory: int) -> None:
@@ -94,7 +94,7 @@ class Arena(Opened):
             self._revive(self.machines)
             self.restore(time.monotonic() + _START_SECONDS)
         except HopliteError as error:
-            raise PeerError(f"the arena did not start: {error}") from error
+            raise PeerError(f"the cluster did not start: {error}") from error
 
     def close(self) -> None:
         for machine in self.machines:

@@ -34,7 +34,7 @@ class _Asked:
         self.frames = wire.Frames()
 
 
-class RollCall:
+class AgentPoll:
     def __init__(self, question: wire.StatusRequest | wire.DirectoryRequest | None = None) -> None:
         """Without a question, agents answer with their greeting."""
         hello = wire.frame(wire.Hello(wire.WIRE, os.urandom(16), background=False))
