@@ -42,11 +42,11 @@ def run_campaign(
     numbers = list(only) if only is not None else recording.missing(faults)
     until = None if seconds is None else time.monotonic() + seconds
     while numbers and (until is None or time.monotonic() < until):
-        numbers = _play_in_one_arena(settings, numbers, until, recording, told)
+        numbers = _play_on_one_cluster(settings, numbers, until, recording, told)
     return recording.records
 
 
-def _play_in_one_arena(
+def _play_on_one_cluster(
     settings: Settings,
     numbers: list[int],
     until: float | None,

@@ -1,4 +1,4 @@
-"""One case from beginning to end: an operation, a fault in the middle of it, what came of it, and nothing left."""
+"""One case from beginning to end: an operation, a fault in the middle, its results, and no leftovers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hoplite_ucx.bench.hosts.line_process import PeerError
 __all__ = ["Outcome", "Recovery", "play"]
 
 _NOTICE = 0.03
-"""From telling everybody the moment to start until it comes."""
+"""The time between announcing the start and the start."""
 _LOOK = 0.008
 """About how long a look at all agents takes."""
 _GRACE = 8.0
-"""After a call's own time limit; who is silent then hangs."""
+"""After a call's own time limit; a call that is still silent then hangs."""
 _RESTORE = 25.0
 _REST = 6.0
 
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def play(cluster: FaultCluster, plan: Plan) -> Outcome:
-    """Raises a `PeerError` if the cluster itself cannot go on; whatever the library does wrong is in the outcome."""
+    """Raises a `PeerError` if the cluster itself cannot continue; faults of the library are in the outcome."""
     scenario = plan.scenario
     scenario.prepare(cluster)
     at = time.monotonic() + _NOTICE
@@ -106,7 +106,7 @@ def _look(cluster: FaultCluster, plan: Plan) -> dict[int, Role]:
 
 def _choose(plan: Plan, found: dict[int, Role]) -> int:
     fitting = [rank for rank in plan.order if found.get(rank) is plan.role]
-    if plan.kind is FaultKind.FULL:  # it hits who takes something in
+    if plan.kind is FaultKind.FULL:  # it hits a machine that receives
         fitting = [rank for rank in plan.order if rank in plan.scenario.getters]
     return fitting[0] if fitting else plan.order[0]
 
@@ -136,11 +136,11 @@ def _collect(cluster: FaultCluster, evidence: Evidence, at: float) -> None:
         _get_now(cluster, evidence, fault.victim)  # the newcomer wants it too
     elif all(call.answer.gone for call in evidence.calls):
         survivor = next(machine.index for machine in cluster.machines if machine.worker is not None)
-        _get_now(cluster, evidence, survivor)  # nobody who asked is left; the operation is to end all the same
+        _get_now(cluster, evidence, survivor)  # no requester is left; the operation must still end
 
 
 def _get_now(cluster: FaultCluster, evidence: Evidence, rank: int) -> None:
-    """A get that comes after a loss waits for the object to be put again: it is made only if there is one."""
+    """A get after a loss waits for the object to be put again: it is made only if there is one."""
     lost = any(c.answer.error is not None and c.answer.error.type != "ClosedError" for c in evidence.calls)
     if lost or _holders_are_dead(evidence):
         return
@@ -157,7 +157,7 @@ def _holders_are_dead(evidence: Evidence) -> bool:
 
 
 def _ask_again(cluster: FaultCluster, evidence: Evidence) -> None:
-    """A reduction that was lost although it has all it needs is asked for again by somebody who lives."""
+    """A reduction that was lost although it has all its sources is requested again by a living worker."""
     scenario, fault = evidence.scenario, evidence.fault
     lost = any(c.answer.error is not None and c.answer.error.type == "ObjectLostError" for c in evidence.calls)
     if scenario.target is None or not lost or not oracle.enough_sources(scenario, fault):
@@ -238,7 +238,7 @@ def _recoveries_on(host: int, streams: list[dict[str, Any]], victim: str, fault_
 
 
 def _clean_up(cluster: FaultCluster, evidence: Evidence) -> None:
-    """Make everything whole, delete everything, and see that nothing is left."""
+    """Repair everything, delete everything, and check that nothing is left."""
     cluster.restore(time.monotonic() + _RESTORE)
     for machine in cluster.machines:
         machine.peer.ask("drop")

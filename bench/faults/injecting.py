@@ -1,7 +1,7 @@
-"""The faults: what each does to the cluster, for how long, and who counts as dead because of it.
+"""The faults: what each does to the cluster, for how long, and which nodes count as dead because of it.
 
-A fault with a duration is *brief*, well within the lease, or *long*, well beyond it: what lies between depends on the
-machine's mood, and an oracle could say nothing of it.
+A fault with a duration is *brief*, well within the lease, or *long*, well beyond it: between the
+two the result depends on the machine's load, and an oracle could not judge it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Fault:
 
     @property
     def silences(self) -> bool:
-        """Nobody is told: only time shows it."""
+        """Silent: only time shows it."""
         return self.kind in (FaultKind.STOP, FaultKind.CUT, FaultKind.CUT_IN, FaultKind.CUT_OUT)
 
     @property

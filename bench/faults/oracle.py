@@ -1,13 +1,13 @@
-"""What may come of a disturbed operation: the judge that knows which fault was injected.
+"""Which results of a disturbed operation are allowed: the judge that knows which fault was injected.
 
-The rules are the promises of docs/faults.md, turned into questions:
-- every call ends, and in nothing but a value or an error that the library raised on purpose and that says what to do;
-- a value is the bytes of one put, or the sum of `count` whole sources, and those are what `contributors` names;
-- an object is lost only if whoever had it may count as dead, and to nobody if somebody who counts has it;
+The rules are the promises of docs/faults.md, as checks:
+- every call ends, with a value or with a typed error that says what to do;
+- a value is the bytes of one put, or the sum of `count` whole sources, and `contributors` names those;
+- an object is lost only if its holders may count as dead, and for no caller if a living node has it;
 - a reduction fails only if too few of its sources are left, or if its result was lost after it was decided: then the
   same call makes it again;
 - a call says that its agent is gone only if it is, and that the store is full only where it was filled;
-- whatever else breaks, nothing fails.
+- otherwise nothing fails.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _wrong_value(evidence: Evidence, place: int, ref: str) -> str | None:
 
 
 def _unjustified(evidence: Evidence, error: WorkerError, *, is_victim: bool) -> str | None:
-    """Why an error may not be; None if it may."""
+    """Why an error is not allowed; None if it is."""
     scenario, fault = evidence.scenario, evidence.fault
     if not error.typed or not error.remedy:
         return "an error that is not typed, or has no remedy"
@@ -137,7 +137,7 @@ def _lost_after_seal(evidence: Evidence) -> bool:
 
 
 def _together(evidence: Evidence) -> list[str]:
-    """A value that somebody has who counts is lost to nobody; and all have the same sum."""
+    """A value that a living node has is lost for no caller; and all callers have the same sum."""
     fault, problems = evidence.fault, []
     counting = [(place, call) for place, call in enumerate(evidence.calls) if call.rank not in _lost_ranks(fault)]
     have = [call.rank for _, call in counting if call.answer.done is not None]

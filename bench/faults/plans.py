@@ -1,8 +1,8 @@
-"""Cases from seeds: what is done, what breaks, whom it hits, when.
+"""Cases from seeds: the operation, the fault, its victim and its moment.
 
 A case is drawn from a campaign's seed and its own number and from nothing else, so that any case can be played alone.
-Which machine is hit depends on the tree of that moment: a plan names a role, and an order of machines for when several
-have it or nobody.
+Which machine is hit depends on the tree of that moment: a plan names a role, and an order of machines if several or
+none have it.
 """
 
 from __future__ import annotations

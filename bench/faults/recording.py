@@ -1,4 +1,4 @@
-"""What is kept of a campaign: one JSON object a case, in a file that a later run goes on with; and its summary.
+"""The records of a campaign: one JSON object per case, in a file that a later run continues; and their summary.
 
 A case is known by its number. A file belongs to one seed, one number of machines and one size of objects: its first
 line says so, and a run with others is refused.

@@ -1,4 +1,4 @@
-"""How fast the library recovers: one kind of fault again and again at full size, beside the same without a fault.
+"""How fast the library recovers: one kind of fault again and again at full size, compared with runs without a fault.
 
 Each round is a case like those of a campaign, and is judged like them; what is wrong with one is a problem of all.
 Rounds without a fault come in turn with the others, after an untimed one that warms up what was started anew.

@@ -1,4 +1,4 @@
-"""The operations that are disturbed: who has what, who gets it, and who is what in the middle of it.
+"""The operations that are disturbed: which machine has what, which gets it, and the role of each in the middle.
 
 A scenario says which calls are made. Objects have seeds that are different powers of two (see `worker.Worker.check`),
 so that any sum tells what it is made of.
@@ -120,7 +120,7 @@ class Scenario:
                 raise PeerError(f"a put before the fault failed: {answer}")
 
     def begin(self, cluster: FaultCluster, at: float) -> list[Call]:
-        """Tell everybody what to do at that moment."""
+        """Tell every worker what to do at that moment."""
         if self.operation is Operation.WRITTEN:
             (source,) = self.sources
             peer = cluster.machines[source.rank].peer
@@ -150,7 +150,7 @@ def identity(node: str) -> str:
 
 
 def roles(scenario: Scenario, looks: dict[int, dict[str, Any]], nodes: dict[str, int]) -> dict[int, Role]:
-    """What everybody is, told from one look at all agents. `nodes` are the ranks by the identities of the agents."""
+    """The role of every machine, from one look at all agents. `nodes` are the ranks by the identities of the agents."""
     pulled_from = {nodes.get(identity(stream["sender"])) for look in looks.values() for stream in look["streams"]}
     found = {}
     for rank, look in looks.items():

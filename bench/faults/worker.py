@@ -1,4 +1,4 @@
-"""A user's process in the fault harness: does several things at the same time, as it is told, through the public API.
+"""A user's process in the fault harness: does several steps at the same time, through the public API.
 
     driver: {"id": 3, "do": "get", "refs": [...], "at": 12.5}    worker: {"id": 3, "done": …} or {"id": 3, "error": …}
 
@@ -125,7 +125,7 @@ class Worker:
         return {}
 
     def look(self) -> dict[str, Any]:
-        """How things stand at this host's agent."""
+        """The state of this host's agent."""
         status = default_cluster.client().status()
         return {
             "connected": status["connected"],
@@ -138,7 +138,7 @@ class Worker:
         }
 
     def history(self, refs: list[str]) -> dict[str, Any]:
-        """What became of the streams that had to do with these."""
+        """How the streams of these objects ended."""
         wanted = set(refs)
         told = default_cluster.client().status(history=True)["history"]
         return {"streams": [record for record in told if record["ref"] in wanted or record["into"] in wanted]}

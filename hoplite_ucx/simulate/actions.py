@@ -1,7 +1,7 @@
 """What chaos does to a cluster, as data: what a run begins with, and every action of its users and faults.
 
-A `Recording` holds both, with the moment of each action and who it hits, and nothing of how they were chosen. So it
-plays the same run after the generator has changed. Files have one JSON value per line: the setup, then the actions.
+A `Recording` holds both, with the time and target of each action, and nothing of how they were chosen. So it replays
+the same run after the generator has changed. Files have one JSON value per line: the setup, then the actions.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Reduce(_Action, frozen=True):
 
 
 class Ask(_Action, frozen=True):
-    """For the contributors."""
+    """Ask for the contributors."""
 
     node: int
     target: int
@@ -132,7 +132,7 @@ class Wait(_Action, frozen=True):
 
 
 class Poll(_Action, frozen=True):
-    """Ask once which of these are there, and get the first of them if it is."""
+    """Ask once which of these are ready, and get the first of them if it is."""
 
     node: int
     refs: tuple[int, ...]
@@ -205,7 +205,7 @@ class LoseDirectory(_Action, frozen=True):
 
 
 class LosePeer(_Action, frozen=True):
-    """The session with it; a peer is named by its identity, the how manyth process it is."""
+    """The session with a peer, which is named by its identity: the sequence number of its process."""
 
     node: int
     peer: int

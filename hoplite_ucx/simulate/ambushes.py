@@ -1,7 +1,7 @@
 """The ambushes of chaos: faults that wait for the moment at which they hurt most.
 
-A run has one of them at most (see `Ambush`). It watches what the directory and the nodes say to each other, strikes
-once, of slots a few times, and is over.
+A run has at most one (see `Ambush`). It watches the messages between the directory and the nodes, strikes once (for
+slots a few times), and is over.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Ambushes:
             self._stage.later(self._random.random() * message.size / BANDWIDTH, self._users.delete, number)
 
     def _at_completion(self, node: VirtualNode, message: Completed) -> None:
-        """The one other complete copy dies, and the word of the new one is held up: is the object taken for lost?"""
+        """The only other complete copy dies, and the report of the new one is delayed: does the directory declare a
+        loss?"""
         others = self._complete_elsewhere(message.version.ref, node)
         if len(others) == 1:
             self.waiting = None
@@ -74,8 +75,8 @@ class Ambushes:
             self._stage.later(2 * self._cluster.shape.latency, self._faults.kill_node, root)
 
     def _at_slot(self, node: VirtualNode, message: Bound) -> None:
-        """The host of a slot, or of one of the parts it lacks, dies while they are being combined; and of a slot that
-        was taken over in the middle, whoever has the beginning."""
+        """The host of a slot, or of a part that it still needs, dies while they are combined; after a takeover in the
+        middle, also the node that has the first bytes."""
         record = self._cluster.directory.machine.records.get(message.version.ref)
         slot = record.slot if record is not None else None
         taken_over = slot is not None and slot.start > 0
@@ -93,7 +94,7 @@ class Ambushes:
             self.waiting = None
 
     def _at_directory(self, node: VirtualNode, message: Place | Bind) -> None:
-        """The directory dies while bytes flow, and perhaps somebody who sends or combines them with it."""
+        """The directory dies while bytes flow, perhaps together with a node that sends or combines them."""
         self.waiting = None
         moment = self._random.random() * message.size / BANDWIDTH
         self._stage.later(moment, self._faults.crash_directory, 0.001)

@@ -5,8 +5,8 @@ stopped and restarted, links cut one way, sessions and streams broken. In the *c
 wanted and lost is put again, and every wait must end within a constant times the limit plus detection. In the *end*
 everything is deleted and nothing may be left.
 
-What a seed makes is drawn in `drawing`; `users`, `faults` and `ambushes` choose what is done, and `stage` does it; here
-is the order of things. What was done can be kept as a recording, and done again without a seed.
+`drawing` makes a run from a seed; `users`, `faults` and `ambushes` choose the actions, and `stage` performs them; this
+module has the order of the phases. A run can be kept as a recording, and replayed without a seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Outcome:
     seed: int
     problem: str | None = None
     diverged: bool = False
-    """A replay that was not the run that was recorded: it shows nothing."""
+    """The replay differed from the recorded run, so it shows nothing."""
     story: list[str] = field(default_factory=list)
     events: int = 0
     """Of the machines."""
@@ -58,8 +58,8 @@ def run_seed(
     reductions: bool = True,
     focus: Ambush | None = None,
 ) -> Outcome:
-    """One run; whatever goes wrong in it is the outcome, not an exception. `tell` its story even if all went well. With
-    a `focus` every run has that ambush, and what it takes for it."""
+    """One run; whatever goes wrong in it is the outcome, not an exception. With `tell`, print its story even if all
+    went well. With a `focus` every run has that ambush, and the setup that it needs."""
     return _drawn(seed, cluster_type, reductions, focus).judge(seed, tell=tell)
 
 
@@ -70,7 +70,7 @@ def record_seed(
     reductions: bool = True,
     focus: Ambush | None = None,
 ) -> tuple[Outcome, Recording]:
-    """The same, and what was done in it."""
+    """The same, with a recording of its actions."""
     chaos = _drawn(seed, cluster_type, reductions, focus)
     outcome = chaos.judge(seed, tell=True)
     stage = chaos.stage
@@ -78,7 +78,7 @@ def record_seed(
 
 
 def replay(recording: Recording, cluster_type: type[VirtualCluster] = VirtualCluster, *, tell: bool = False) -> Outcome:
-    """What was done, done again: the same run as long as the machines behave as they did."""
+    """Replay the actions: the same run as long as the machines behave as they did."""
     stage = Stage(recording.setup, cluster_type)
     return Chaos(stage, RecordedStorm(recording.steps, stage)).judge(recording.seed, tell=tell)
 
@@ -169,11 +169,13 @@ class Chaos:
             if not cluster.slots[index].alive:
                 cluster.restart(index)
         self._run_until(self._everybody_is_back)
-        # What is waited for and exists somewhere must come now; what exists nowhere is put again, and once more if the
+        # A wanted object that exists must arrive now; one that does not exist is put again, and once more if the
         # first put met a tombstone that a node which was away has not heard of.
         for _ in range(_PUTS_AGAIN):
             self._run_until(self._only_the_absent_are_missing)
-            for target in self.stage.setup.targets:  # whoever asked for it may have died before it was heard
+            for (
+                target
+            ) in self.stage.setup.targets:  # the node that asked for it may have died before its request arrived
                 self.stage.perform(Reduce(self._random.choice(nodes), target))
             for number in self.stage.needed_for(self._wanted()):
                 self.stage.perform(Put(self._random.choice(nodes), number, self.stage.sizes[number]))

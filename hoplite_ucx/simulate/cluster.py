@@ -97,7 +97,7 @@ class Shape:
     close_delay: float = 200e-6
     """A cancelled stream is closed, and may write, for up to so long."""
     tight: bool = False
-    """Memory is scarce on purpose: calls may fail for want of it."""
+    """Memory is scarce on purpose: calls may fail for lack of it."""
 
 
 class VirtualCluster:
@@ -111,7 +111,7 @@ class VirtualCluster:
             latency=shape.latency,
             handover=shape.handover,
             sender_cost=shape.sender_cost,
-            slot_cost=0.0,  # nobody is charged for a slot here
+            slot_cost=0.0,  # a slot costs nothing here
         )
         self.clock = Clock()
         jitter = (lambda: self.random.random() * shape.jitter) if shape.jitter else None

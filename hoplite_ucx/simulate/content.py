@@ -11,7 +11,7 @@ Span: TypeAlias = tuple[int, int, int]
 """From, to, token."""
 
 EMPTY = 0
-"""The token of bytes that nobody wrote."""
+"""The token of bytes that were never written."""
 
 
 class Content:

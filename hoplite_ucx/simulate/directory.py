@@ -78,7 +78,7 @@ class VirtualDirectory:
         self.sessions.clear()
 
     def restart(self, machine: Directory) -> None:
-        """A successor begins with nothing and hears the nodes."""
+        """A successor begins empty and listens to the nodes."""
         self.alive = True
         self.machine = machine
         self._driver = self._drive(machine)

@@ -1,7 +1,7 @@
 """What a seed makes of a run of chaos: a cluster, its objects and reductions, and every choice that comes later.
 
-All of them come from one generator, in the order in which they are asked for: whoever draws once more, or earlier,
-makes other runs of all seeds. A run that must stay what it is is kept as a `Recording`.
+All of them come from one generator, in the order in which they are asked for: one more draw, or an earlier one, changes
+the runs of all seeds. A run that must not change is kept as a `Recording`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STORM = 1.2
 """For how long, in virtual seconds, users and faults go on."""
 _GRANULE = 512 * KIB
 _HASTE = 0.2
-"""Timers are so much shorter than in a live cluster: all of them, so that they meet each other in the same order."""
+"""All timers are this much shorter than in a live cluster, so that they fire in the same order."""
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """Machines that are wrong on purpose, each in one rule: chaos must catch every one of them.
 
-A simulator that finds nothing proves nothing unless it finds what is there. Each mutant leaves out one rule of the
-protocol; the number of seeds until it is caught says how well that rule is watched.
+A simulator that finds nothing proves something only if it can find faults. Each mutant leaves out one rule of the
+protocol; the number of seeds until it is caught says how well that rule is tested.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class _NoCycleCheck(Broadcast):
 
 
 class _EvictsLastCopy(Broadcast):
-    """Lets a copy go without asking whether there is another."""
+    """Evicts a copy without checking whether there is another."""
 
     def evict(self, node: NodeId) -> Eviction:
         if node in self.copies and self.inline is None:
@@ -110,7 +110,7 @@ class _TakesTargetsForSealed(NodeState):
 
 
 class _NeverAsks(NodeState):
-    """Takes what it has not heard of for missing, and does not ask the directory."""
+    """Takes an object it does not know for missing, without asking the directory."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -160,7 +160,7 @@ class _CountsTwice(Reductions):
 
 
 class _KeepsVersions(Reductions):
-    """Replaces a source without telling those above that their bytes are others now."""
+    """Replaces a source without renewing the slots above, whose bytes change."""
 
     def _renew(self, reduction: Reduction, slot: Slot) -> None:
         self._end_output(reduction, slot)
@@ -184,7 +184,7 @@ class _BeyondTheLowest(Hosts):
 
 
 class _BeginsTooFar(Reductions):
-    """Lets who takes a slot over begin beyond what those who pull from it have."""
+    """Lets a takeover of a slot begin beyond what its receivers have."""
 
     hosts_type = _BeyondTheLowest
 

@@ -1,4 +1,4 @@
-"""The judge of a simulated run: what was promised to users, held against what the simulator knows to be true.
+"""The judge of a simulated run: compares the promises to users with what the simulator knows to be true.
 
 While a run goes on: every get returns exactly the bytes of the put that made its version, all of them written; an
 object is declared lost only if no node that still counts has a complete copy; every failure has its reason. At the end,
@@ -89,7 +89,7 @@ class Oracle:
         return known | {ref for ref in refs if node.machine.memory.complete_copy(ref) is not None}
 
     def expect_ready(self, poll: Call, ready: set[bytes]) -> None:
-        """In fair weather whoever asks once finds all that was there when it asked."""
+        """Without faults, a call that asks once finds everything that was ready when it asked."""
         if self._fair_weather:
             self._polls[poll.event.call] = ready
             self._judge_poll(poll)
@@ -257,7 +257,7 @@ class Oracle:
         return call.node.raised or bool(asked & self._unhandled)
 
     def _may_be_late(self, call: Call) -> bool:
-        """Who asks once may find nothing. A wait says what is ready, unless the directory is silent."""
+        """A call that asks once may find nothing. A wait returns what is ready, unless the directory is silent."""
         if isinstance(call.event, GetCall):
             return call.event.once
         return isinstance(call.event, WaitCall) and call.event.deadline is not None and not self._fair_weather
@@ -277,7 +277,7 @@ class Oracle:
                 raise BrokenPromiseError(f"{call.event} at {call.node.host} never ended", refs[0])
 
     def _can_be_had(self, ref: bytes) -> bool:
-        """Whether something has it or makes it, and if it is made of sources, enough of those can be had."""
+        """Whether some node has it or makes it, and if it is made of sources, whether enough of those can be had."""
         record = self._cluster.directory.machine.records.get(ref)
         if record is None or record.broadcast is None or not record.broadcast.has_root():
             return False
@@ -325,7 +325,7 @@ class Oracle:
         return _holds(self.judge_rest)
 
     def judge_rest(self) -> None:
-        """Everything was deleted and let go of: nothing may be left."""
+        """Everything was deleted and released: nothing may be left."""
         directory = self._cluster.directory.machine
         for record in directory.records.values():
             raise BrokenPromiseError(f"the directory still has {record}", record.ref)

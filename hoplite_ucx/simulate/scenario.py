@@ -1,4 +1,4 @@
-"""What is to be run: hosts, an object, when everyone comes, and what disturbs it."""
+"""What to run: hosts, an object, when each host asks, and what disturbs the run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A process that is killed, or a host that is unplugged: then nobody is told, and its silence must be noticed."""
+    """A process that is killed, or a host that is unplugged: then its peers must notice its silence."""
 
     host: int
     at: Span
@@ -72,7 +72,7 @@ class Scenario:
     kills: tuple[Kill, ...] = ()
     copies: int = 1
     directory_crash: Span | None = None
-    """When the directory dies, to be succeeded a moment later."""
+    """When the directory dies; a successor starts a moment later."""
     put_again: bool = False
     """If the object is lost, its source comes back and puts it again, and everyone asks again."""
     absent: frozenset[int] = frozenset()

@@ -1,7 +1,8 @@
 """Where a run of chaos takes place: the cluster, its objects, and the one way to do something to them.
 
-Whoever chooses an action calls `do`, which keeps it for the recording; a replay and the calm, which no recording needs,
-call `perform`. An action that is not possible any more ends the run: a replay of something else would show nothing.
+The module that chooses an action calls `do`, which keeps it for the recording; a replay and the calm, which no
+recording needs, call `perform`. An action that is not possible any more ends the run: a replay of something else would
+show nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Static trees, to hold ours against: chain, binomial, k-ary and star, run by the very same machines and messages.
+"""Static trees, for comparison with ours: chain, binomial, k-ary and star, run by the very same machines and messages.
 
-Only the choice of the sender differs: the i-th node to ask takes seat i of a fixed tree, whoever it is and whenever it
-comes. A static tree does not repair itself, so it is run without failures. Where a node has several children it may
-serve them one after the other or all at once; which is better depends on the size, so both ways exist.
+Only the choice of the sender differs: the i-th node to ask takes seat i of a fixed tree, whichever node it is and
+whenever it asks. A static tree does not repair itself, so it is run without failures. Where a node has several children
+it may serve them one after the other or all at once; which is better depends on the size, so both ways exist.
 
 A static reduction is ours with a fixed degree. A static allreduce is such a reduction with a static tree for its
 result, or stripes whatever the size.

@@ -1,4 +1,4 @@
-"""The part of a run in which users and faults are at work: as a seed draws it, or as it was recorded."""
+"""The phase of a run in which users and faults act: as a seed draws it, or as it was recorded."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A sender pushes whatever its segment's watermark allows, a granule at most, whil
 time on the network, then the link's latency, is written, and after the hand-over delay it is final: the receiver's
 watermark rises, its own streams may forward it, and the credit returns. A cancelled stream may still write until it is
 closed; a chunk that arrives later is nothing. Streams of one link share it alike; but of those with a rank the lowest
-goes first, and who has waited for long pushes a chunk all the same, as live links have it.
+goes first, and a stream that has waited for long pushes a chunk all the same, as on live links.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ class Users:
             self._stage.do(Cancel(call.event.call))
 
     def answered(self, call: Call) -> None:
-        """Who has put an object looks for it. A user whose get failed does something about it: puts the lost object
-        again, or goes on with another."""
+        """A user that has put an object looks for it. A user whose get failed reacts: it puts the lost object again, or
+        continues with another."""
         if isinstance(call.answer, PutDone) and isinstance(call.event, PutCall) and self._cluster.clock.now < STORM:
             put = self._stage.number_of(call.event.ref)
             assert put is not None
