@@ -42,7 +42,7 @@ from hoplite_ucx.settings.reading import CONFIG, Schema, Values, read
 from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 
-__all__ = ["CONFIG", "SCHEMA", "Configuration", "ConfigurationError", "Kind", "Rule", "build", "load"]
+__all__ = ["CONFIG", "SCHEMA", "Configuration", "ConfigurationError", "Kind", "Rule", "TlsFiles", "build", "load"]
 
 
 class Kind(StrEnum):

@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hoplite_ucx.transports.configuration import CONFIG, ConfigurationError, load
+from hoplite_ucx.runtime.settings import load
+from hoplite_ucx.settings.errors import ConfigurationError
+from hoplite_ucx.settings.reading import CONFIG
 from hoplite_ucx.transports.detection import LinkHardware, detect
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.mixed_transport import MixedTransport
@@ -39,7 +41,7 @@ def doctor(
     problems = [{"problem": problem, "remedy": remedy} for problem, remedy in machine.problems()]
     refused = None
     try:
-        selection = Selection(load(), machine, lambda: 0.0)
+        selection = Selection(load().links, machine, lambda: 0.0)
         if root == Path("/"):
             start_links(selection)
         problems += [{"problem": why, "remedy": _NAME_IT} for why in selection.unusable.values()]

@@ -14,15 +14,14 @@ from hoplite_ucx.transports.wire.addresses import check_token
 
 def _directory() -> Serve:
     from hoplite_ucx.runtime.directory.server import DirectoryServer
-    from hoplite_ucx.runtime.settings import load, pinned
+    from hoplite_ucx.runtime.settings import load, of_directory
     from hoplite_ucx.transports.wire.tls import open_tls
 
     async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
         token = bytes.fromhex(task["token"])
         check_token(token, task["host"])
-        settings = load(arguments=arguments_of(task))
-        cluster = pinned(task["settings"]) if "settings" in task else settings.cluster
-        server = DirectoryServer(task["cluster"], token, cluster, tls=open_tls(settings.links.certificates))
+        settings, files = of_directory(task["settings"] if "settings" in task else load().for_directory())
+        server = DirectoryServer(task["cluster"], token, settings, tls=open_tls(files))
         address = await server.start(task["host"], task["port"], successor=task["successor"])
         return {"address": address, "cluster": task["cluster"]}, server.close
 

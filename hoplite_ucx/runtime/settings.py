@@ -8,7 +8,7 @@ The cluster's settings are those of its directory: a node may repeat them, and i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,9 +19,9 @@ from hoplite_ucx.settings.errors import ConfigurationError
 from hoplite_ucx.settings.kinds import Duration, Setting, Size, settings_of
 from hoplite_ucx.settings.reading import Argument, Origin, Place, Schema, Values, read
 from hoplite_ucx.transports import configuration
-from hoplite_ucx.transports.configuration import Configuration
+from hoplite_ucx.transports.configuration import Configuration, TlsFiles
 
-__all__ = ["SCHEMA", "HostSettings", "Row", "StoreSettings", "cluster_settings", "default_of", "load", "pinned"]
+__all__ = ["SCHEMA", "HostSettings", "Row", "StoreSettings", "cluster_settings", "default_of", "load", "of_directory"]
 
 SMALL = 256 << 10
 
@@ -88,6 +88,12 @@ class HostSettings:
                 remedy = "leave it out here, or set it where the directory is started, and start the cluster again"
                 raise self.values.error("cluster", key, problem, remedy)
 
+    def for_directory(self) -> dict[str, Any]:
+        """What a directory's process needs, which is started again with the same after a crash."""
+        files = self.links.certificates
+        tls = None if files is None else {name: str(value) for name, value in asdict(files).items()}
+        return {"cluster": msgspec.structs.asdict(self.cluster), "tls": tls}
+
     def scaled(self, factor: float) -> HostSettings:
         """All timers shorter or longer together; costs and limits as they are."""
         links = {key: getattr(self.links, key) * factor for key in _LINK_TIMERS}
@@ -140,8 +146,15 @@ def default_of(section: str, key: str) -> Any:
     return getattr(owner[section], key)
 
 
-def pinned(settings: Mapping[str, Any]) -> Settings:
-    """Settings of a cluster that another process read and checked. Raises a `ValidationError` for any others."""
+def of_directory(settings: Mapping[str, Any]) -> tuple[Settings, TlsFiles | None]:
+    """See `HostSettings.for_directory`."""
+    tls = settings["tls"]
+    files = None if tls is None else TlsFiles(**{key: Path(tls[key]) for key in SCHEMA["tls"]}, place=tls["place"])
+    return _cluster(settings["cluster"]), files
+
+
+def _cluster(settings: Mapping[str, Any]) -> Settings:
+    """Of another process. Raises a `ValidationError` if it has other ones than this."""
     names = Settings.__struct_fields__
     if other := settings.keys() ^ set(names):
         raise msgspec.ValidationError(f"only one side has {', '.join(sorted(other))}")
@@ -151,7 +164,7 @@ def pinned(settings: Mapping[str, Any]) -> Settings:
 def cluster_settings(report: Mapping[str, Any], address: str) -> Settings:
     """Those of a cluster, of its directory's status. Raises a `ConfigurationError` if it runs another version."""
     try:
-        return pinned(report["settings"])
+        return _cluster(report["settings"])
     except (KeyError, msgspec.ValidationError) as error:
         problem = f"its settings cannot be understood: {error}"
         remedy = "run the same version of hoplite-ucx everywhere"

@@ -80,7 +80,7 @@ class Duration(Setting[float]):
     unit: ClassVar[str] = "seconds"
 
     def read(self, value: object) -> float:
-        return _within(_number(value, self, parse_duration), value, self)
+        return float(_within(_number(value, self, parse_duration), value, self))
 
     def show(self, value: float) -> str:
         return format_duration(value)
@@ -152,7 +152,7 @@ class Bandwidth(Setting[float]):
     def read(self, value: object) -> float:
         if not isinstance(value, str):
             raise UnfitError(f"{_shown(value)} has no unit", f"write {self.example}")
-        return _within(_number(value, self, parse_bandwidth), value, self)
+        return float(_within(_number(value, self, parse_bandwidth), value, self))
 
     def show(self, value: float) -> str:
         return format_bandwidth(value)

@@ -83,7 +83,7 @@ class Setup(Struct, frozen=True, kw_only=True):
         unknown = set(self.settings) - set(Settings.__struct_fields__)
         if unknown:
             raise RecordingError(f"there is no setting {', '.join(sorted(unknown))} any more: record the run again")
-        return msgspec.structs.replace(Settings(), **self.settings)
+        return msgspec.structs.replace(Settings(slot_cost=0.0), **self.settings)
 
 
 def _tag(name: str) -> str:

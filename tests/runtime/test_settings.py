@@ -1,5 +1,6 @@
 """Settings of a live cluster: the directory's count for every node, and a node with others is refused."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,9 +12,9 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import GetTimeoutError, HopliteError, InvalidRequestError
 from hoplite_ucx.transports.mixed_transport import MixedTransport
-from tests.runtime.agent.test_failed_effects import agent_here
 from tests.runtime.launch.test_service import run, service, status
 from tests.runtime.test_faults import children_of
+from tests.tools.here import agent_here
 from tests.tools.live import live_cluster
 from tests.tools.waiting import eventually
 
@@ -76,6 +77,30 @@ def test_a_bad_file_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert children_of(os.getpid()) == before
 
 
+def test_a_file_that_is_spoiled_later_does_not_keep_the_directory_from_coming_back(tmp_path: Path) -> None:
+    path = write(tmp_path, "[cluster]\nlease = 3\n")
+    with service("--head", "--port", "0", "--config", path) as (head, report):
+        before = status(report["address"])[0]
+        write(tmp_path, "[cluster]\nlease = 'soon'\n")
+        [directory] = [pid for pid in children_of(head.pid) if "directory" in command_of(pid)]
+        os.kill(directory, signal.SIGKILL)
+
+        def returned() -> bool:
+            told = run("config", "--json", "--address", report["address"])
+            return told.returncode == 0 and directory not in children_of(head.pid)
+
+        eventually(returned)
+        after = status(report["address"])[0]
+        assert after["incarnation"] > before["incarnation"]
+        assert after["settings"] == before["settings"]
+
+
+def command_of(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return []
+
+
 def test_a_private_cluster_takes_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOPLITE_ADDRESS", raising=False)
     path = write(tmp_path, '[cluster]\nmax_object = "2MiB"\n[store]\nmemory = "48MiB"\n')
@@ -117,5 +142,5 @@ def test_streams_take_turns_by_the_clusters_suspicion(monkeypatch: pytest.Monkey
     patience: list[float] = []
     monkeypatch.setattr(MixedTransport, "set_patience", lambda _, seconds: patience.append(seconds))
     monkeypatch.setenv("HOPLITE_CLUSTER_SUSPICION", "1.5")
-    with live_cluster(0) as live, agent_here(live):
+    with live_cluster(0) as live, agent_here(live.address):
         eventually(lambda: patience == [0.5])

@@ -1,6 +1,8 @@
 """Values from a file, variables and arguments: which of them wins, and how each is refused, with its place."""
 
 import contextlib
+import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hoplite_ucx.protocol import lookups
 from hoplite_ucx.protocol.settings import Settings
-from hoplite_ucx.runtime.settings import SCHEMA, HostSettings, cluster_settings, default_of, load
+from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.settings import (
+    SCHEMA,
+    HostSettings,
+    StoreSettings,
+    cluster_settings,
+    default_of,
+    load,
+    of_directory,
+)
+from hoplite_ucx.runtime.shell import early_links
 from hoplite_ucx.settings.errors import ConfigurationError, UnfitError
 from hoplite_ucx.settings.kinds import Bandwidth, Count, Duration, Setting, Size
 from hoplite_ucx.settings.reading import Argument, Origin, argument, read, variable_of
+from hoplite_ucx.transports import interface
 
 
 def loaded(folder: Path, text: str = "", variables: Mapping[str, str] | None = None, *changes: str) -> HostSettings:
@@ -106,6 +120,24 @@ def test_an_argument_and_its_flag_may_not_disagree() -> None:
     assert load(None, {}, [flags[0], Argument("--memory", "store", "memory", "1024MiB")]).store.memory == 1 << 30
 
 
+def test_ranges_are_within_what_links_and_messages_can_carry() -> None:
+    most = {key: setting.most for key, setting in SCHEMA["cluster"].items() if isinstance(setting, Size | Count)}
+    assert most["max_granule"] == most["min_granule"] == interface.MAX_GRANULE
+    assert most["inline_limit"] <= StoreSettings().small < lookups.MAX_ANSWER
+    assert most["introductions"] == early_links.MOST
+    small = SCHEMA["store"]["small"]
+    assert isinstance(small, Size)
+    assert small.most < wire.MAX_FRAME
+
+
+def test_a_directory_is_started_again_with_what_it_had(tmp_path: Path) -> None:
+    text = "[cluster]\nlease = 3\n[tls]\ncertificate = 'a'\nkey = 'b'\nca = 'c'\n"
+    settings = loaded(tmp_path, text)
+    task = json.loads(json.dumps(settings.for_directory()))
+    assert of_directory(task) == (settings.cluster, settings.links.certificates)
+    assert of_directory(HostSettings().for_directory()) == (Settings(), None)
+
+
 def test_other_variables_are_nobodys_business() -> None:
     variables = {"HOPLITE_BENCH_CLUSTER": "1", "HOPLITE_TOKEN": "x", "HOPLITE_ELSE": "y", "PATH": "/"}
     assert load(None, variables) == HostSettings()
@@ -171,6 +203,22 @@ def test_what_is_shown_is_read_back(data: st.DataObject) -> None:
     by_variable = read(schema, None, {variable_of(section, key): text}).section(section)[key]
     by_argument = read(schema, None, {}, [argument(f"{section}.{key}={text}")]).section(section)[key]
     assert by_variable == by_argument == setting.read(text) == value
+
+
+@given(st.permutations([1.0, 2.0, 3.0]), st.tuples(st.booleans(), st.booleans(), st.booleans()))
+def test_an_argument_counts_more_than_a_variable_and_that_more_than_the_file(
+    leases: list[float], given: tuple[bool, bool, bool]
+) -> None:
+    by_file, by_variable, by_argument = (lease if one else None for lease, one in zip(leases, given, strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        settings = loaded(
+            Path(folder),
+            "" if by_file is None else f"cluster.lease = {by_file}",
+            {} if by_variable is None else {"HOPLITE_CLUSTER_LEASE": f"{by_variable}s"},
+            *([] if by_argument is None else [f"cluster.lease={by_argument}"]),
+        )
+    wanted = next((lease for lease in (by_argument, by_variable, by_file) if lease is not None), Settings().lease)
+    assert settings.cluster == Settings(lease=wanted)
 
 
 JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.lists(st.text(), max_size=2)

@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-import msgspec
-
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime.host.addresses import LOOPBACK_RATE, resolved
 from hoplite_ucx.runtime.launch import processes
@@ -107,10 +105,8 @@ def directory_task(
 ) -> dict[str, Any]:
     """A successor takes the place of a directory of the same cluster that has ended, and has the same settings whatever
     their file says by then. Without settings, the process reads its own."""
-    pinned = {} if settings is None else {"settings": msgspec.structs.asdict(settings.cluster)}
     return {
-        **pinned,
-        **_arguments(settings),
+        **({} if settings is None else {"settings": settings.for_directory()}),
         "cluster": cluster or os.urandom(8).hex(),
         "token": token.hex(),
         "host": host,
