@@ -5,6 +5,7 @@ A machine is driven by `effects = machine.handle(event, now)`; the shell perform
 is needed per chunk.
 """
 
+from collections import deque
 from typing import TypeAlias
 
 import msgspec
@@ -56,21 +57,19 @@ DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | Tick
 Failing: TypeAlias = "DirectoryEvent | NodeEvent"
 """What a machine may raise over."""
 
-_MOST_REFS = 8
-
 
 def refs_in(event: Failing) -> list[bytes]:
-    """Some of the objects that an event is about: enough for the story of what went wrong."""
+    """The objects that an event is about, in the order in which it names them."""
     found: dict[bytes, None] = {}
-    pending: list[object] = [event]
-    while pending and len(found) < _MOST_REFS:
-        thing = pending.pop(0)
+    pending: deque[object] = deque([event])
+    while pending:
+        thing = pending.popleft()
         if isinstance(thing, bytes) and len(thing) == REF_BYTES:
             found[thing] = None
         elif isinstance(thing, Struct):
             pending += [getattr(thing, name) for name in thing.__struct_fields__]
         elif isinstance(thing, tuple):
-            pending += thing[:_MOST_REFS]
+            pending += thing
     return list(found)
 
 
@@ -162,6 +161,10 @@ class DescribeCall(_Local, frozen=True):
     call: CallId
     refs: tuple[bytes, ...]
     deadline: float | None
+
+
+UserCall: TypeAlias = PutCall | GetCall | WaitCall | DeleteCall | ReduceCall | ContributorsCall | DescribeCall
+"""What a user waits for the answer of."""
 
 
 class CancelCall(_Local, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.errors import Failure
@@ -21,15 +21,18 @@ from hoplite_ucx.protocol.events import (
     DeleteCall,
     GetCall,
     Got,
+    NodeEvent,
     PutCall,
     ReduceCall,
     Unpin,
+    UserCall,
     WaitCall,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of, node_id
 from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.messages import Operation, ToDirectory, ToNode
 from hoplite_ucx.protocol.node import NodeProfile
+from hoplite_ucx.protocol.node.succession import asked_again
 from hoplite_ucx.protocol.settings import GIB
 from hoplite_ucx.simulate.clock import Clock
 from hoplite_ucx.simulate.directory import HOST as DIRECTORY_HOST
@@ -42,9 +45,6 @@ from hoplite_ucx.simulate.streams import Receiving
 CLUSTER = "virtual"
 _FAST = 1e12
 _CHECK_DIRECTORY_EVERY = 4
-
-
-UserCall: TypeAlias = PutCall | GetCall | WaitCall | DeleteCall | ReduceCall | ContributorsCall
 
 
 @dataclass(slots=True)
@@ -61,6 +61,8 @@ class Call:
     ended: float | None = None
     answer: Answer | None = None
     cancelled: bool = False
+    asked_again: bool = False
+    """Of another machine, since the first one raised."""
 
     @property
     def failure(self) -> Failure | None:
@@ -251,11 +253,18 @@ class VirtualCluster:
         for observer in self.observers:
             observer.answered(call)
 
-    def node_raised(self, node: VirtualNode, failure: Failure) -> None:
-        """The node's machine raised: whoever waits for it hears so."""
+    def node_raised(self, node: VirtualNode, event: NodeEvent, failure: Failure) -> list[UserCall]:
+        """The node's machine raised: some of its open calls are asked again, and the others fail."""
+        again: list[UserCall] = []
         for number, call in self.calls.items():
-            if call.node is node and call.open:
+            if call.node is not node or not call.open:
+                continue
+            if not call.asked_again and asked_again(call.event, event):
+                call.asked_again = True
+                again.append(call.event)
+            else:
                 self.answered(node, CallFailed(number, failure))
+        return again
 
     def given_out(self, node: VirtualNode) -> frozenset[CallId]:
         """The gets whose values users of the node have."""

@@ -51,6 +51,7 @@ from hoplite_ucx.protocol.events import (
     ServeClosed,
     Supply,
     Tick,
+    UserCall,
     Waited,
     Window,
 )
@@ -80,7 +81,7 @@ class Cluster(Protocol):
     nodes: dict[int, VirtualNode]
 
     def after_event(self, machine: Directory | NodeState) -> None: ...
-    def node_raised(self, node: VirtualNode, failure: Failure) -> None: ...
+    def node_raised(self, node: VirtualNode, event: NodeEvent, failure: Failure) -> list[UserCall]: ...
     def given_out(self, node: VirtualNode) -> frozenset[CallId]: ...
     def connect_to_directory(self, node: VirtualNode) -> Endpoint: ...
     def notify(self, source: str, target: str, callback: Callable[[], object]) -> None: ...
@@ -169,9 +170,11 @@ class VirtualNode:
         remains = self._close_all()
         self.machine, effects = self.machine.successor(remains, self.clock.now)
         self.raised = True
-        self.cluster.node_raised(self, internal("agent", type(event).__name__, error))
+        again = self.cluster.node_raised(self, event, internal("agent", type(event).__name__, error))
         self.raised = False
         self._driver.begin(effects, self.machine)
+        for call in again:
+            self.dispatch(call)
         self.cluster.after_event(self.machine)
 
     def _close_all(self) -> Remains:

@@ -15,6 +15,7 @@ from hoplite_ucx.protocol.events import (
     ContributorsAre,
     ContributorsCall,
     DeleteCall,
+    DescribeCall,
     GetCall,
     Got,
     PutCall,
@@ -369,7 +370,7 @@ def refs_of(call: Call) -> tuple[bytes, ...]:
     match call.event:
         case GetCall(ref=ref) | PutCall(ref=ref):
             return (ref,)
-        case WaitCall(refs=refs) | DeleteCall(refs=refs):
+        case WaitCall(refs=refs) | DeleteCall(refs=refs) | DescribeCall(refs=refs):
             return refs
         case ReduceCall(target=target, sources=sources):
             return (target, *sources)

@@ -10,6 +10,7 @@ from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.errors import FailureKind, internal
 from hoplite_ucx.protocol.events import (
     CallFailed,
+    CancelCall,
     CancelReceive,
     DeleteCall,
     DescribeCall,
@@ -17,6 +18,7 @@ from hoplite_ucx.protocol.events import (
     DirectoryEvent,
     Fill,
     Free,
+    FromDirectory,
     FromNode,
     GetCall,
     Got,
@@ -56,7 +58,7 @@ from hoplite_ucx.protocol.messages import (
     Welcome,
 )
 from hoplite_ucx.protocol.node.invariants import check_node
-from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
+from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains, asked_again
 from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.simulate.cluster import Shape, VirtualCluster
 from hoplite_ucx.simulate.directory import VirtualDirectory
@@ -163,6 +165,35 @@ def test_what_a_user_was_told_is_put_is_put_again() -> None:
     assert [put.data for put in announced(successor, node.now).puts] == [b"abc"]
     effects = successor.handle(Tick(), node.now)
     check_node(successor)
+
+
+def test_calls_are_asked_again_unless_they_may_be_the_reason() -> None:
+    get, put = GetCall(1, ref(1), None), PutCall(2, ref(2), LARGE, b"", None, None)
+    place = FromDirectory(Place(version(1), 1, LARGE, b"layout", 7, "address7", 1 << 20, 1e9))
+    assert not asked_again(get, place), "the event is about its object"
+    assert not asked_again(get, get), "it is the event"
+    assert not asked_again(get, CancelCall(1))
+    assert asked_again(GetCall(3, ref(3), None), place)
+    assert asked_again(get, Tick())
+    assert not asked_again(put, Tick()), "nobody knows how far it came"
+    assert not asked_again(WaitCall(4, (ref(3), ref(1)), 1, None), place)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_get_of_something_else_goes_on_once(times: int) -> None:
+    cluster = VirtualCluster(Shape(nodes=2), checked=True)
+    run(cluster, 1.0)
+    later, other = cluster.new_ref(), cluster.new_ref()
+    waiting = cluster.get(1, later)
+    for _ in range(times):
+        raise_in(cluster.slots[1].machine, 3, beats=False)
+        failed = cluster.get(1, other)
+        assert failed.failure is not None
+        run(cluster, 5.0)
+    assert (waiting.failure is not None) == (times > 1), "if it happens again, it may be the reason"
+    puts = cluster.put(0, later, LARGE)
+    assert cluster.settle([puts, waiting], 10.0)
+    assert times > 1 or cluster.wrong_bytes(waiting, puts.token) is None
 
 
 CALLS: list[NodeEvent] = [

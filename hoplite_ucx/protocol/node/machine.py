@@ -162,7 +162,8 @@ class NodeState:
     def successor(self, remains: Remains, now: float) -> tuple[Self, list[NodeEffect]]:
         """The machine that goes on when this one has raised, and what it asks for first. It keeps this node's name, its
         whole objects and what its users were told is done (see `succession`); it joins again, and the directory takes
-        all else for lost. Calls are not taken over: the shell fails those that are open."""
+        all else for lost. It has no calls: of those that are open, the shell asks some again (see `asked_again`)
+        and fails the others."""
         successor = type(self)(self.node, self._profile, self._context.settings)
         return successor, successor._succeed(self, remains, now)
 

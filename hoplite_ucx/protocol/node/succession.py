@@ -3,11 +3,13 @@
 Certain is what the shell says it has. A segment whose every byte is final, and that the machine knew as a decided
 version, is kept under that version, with whoever has it mapped. All else is let go of, as soon as the streams that run
 over it are closed: they were cancelled, but may still write or read until then. What was put and told to its user, and
-not named by the directory yet, is put again.
+not named by the directory yet, is put again. Calls that have nothing to do with the event are asked again, once: if the
+machine raises again, they may be the reason.
 """
 
 from dataclasses import dataclass
 
+from hoplite_ucx.protocol.events import NodeEvent, PutCall, UserCall, refs_in
 from hoplite_ucx.protocol.ids import CallId, StreamId
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
 
@@ -32,6 +34,14 @@ class Remains:
     """The same of those that read."""
     pins: frozenset[CallId]
     """The gets whose memory users still have."""
+
+
+def asked_again(call: UserCall, event: NodeEvent) -> bool:
+    """Whether an open call goes on with the successor of a machine that raised over an event: it must have nothing to
+    do with that event. A put does not go on, since nobody knows how far it came."""
+    if isinstance(call, PutCall) or getattr(event, "call", None) == call.call:
+        return False
+    return set(refs_in(call)).isdisjoint(refs_in(event))
 
 
 class Inheritance:

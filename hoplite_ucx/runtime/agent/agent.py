@@ -259,8 +259,10 @@ class Agent:
         try:
             remains = self._close_all()
             self.machine, effects = self.machine.successor(remains, now())
-            self._workers.fail_all(internal("agent", doing, error))
+            again = self._workers.machine_raised(event, internal("agent", doing, error))
             self._driver.begin(effects, self.machine)
+            for call in again:
+                self.dispatch(call)
         except Exception:
             _log.critical("no machine can go on with what is here: this agent ends", exc_info=True)
             signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to

@@ -37,10 +37,13 @@ from hoplite_ucx.protocol.events import (
     ReduceCall,
     ReduceDone,
     Unpin,
+    UserCall,
     WaitCall,
     Waited,
+    refs_in,
 )
 from hoplite_ucx.protocol.ids import CallId, StreamId
+from hoplite_ucx.protocol.node.succession import asked_again
 from hoplite_ucx.runtime.agent.store import Backing, Segment, Store
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.local.remedies import delete_left
@@ -78,8 +81,6 @@ class _Pin:
 class _Call:
     session: "WorkerSession"
     number: int
-    ref: bytes | None
-    """What it is about, or the first of those."""
     data: bytes | None = None
     """A small put's bytes that are over the inline limit: they go into its segment when there is one."""
     by_hand: bool = False
@@ -87,6 +88,9 @@ class _Call:
     segment: Segment | None = None
     """What a put's worker is filling."""
     answered: bool = False
+    event: UserCall | None = None
+    """What was asked of the machine."""
+    asked_again: bool = False
 
 
 class Workers:
@@ -229,7 +233,7 @@ class Workers:
     def request(self, session: "WorkerSession", request: wire.Request) -> None:
         match request:
             case wire.GetRequest(number, ref, timeout, once):
-                self._dispatch(GetCall(self._begin(session, number, ref), ref, _deadline(timeout), once))
+                self._ask(GetCall(self._begin(session, number), ref, _deadline(timeout), once))
             case wire.PutRequest():
                 self._put(session, request)
             case wire.PutProgress(number, watermark):
@@ -238,23 +242,23 @@ class Workers:
             case wire.PutEnd(number):
                 self._put_end(session, number)
             case wire.WaitRequest(number, refs, count, timeout):
-                self._dispatch(WaitCall(self._begin(session, number, *refs[:1]), refs, count, _deadline(timeout)))
+                self._ask(WaitCall(self._begin(session, number), refs, count, _deadline(timeout)))
             case wire.DeleteRequest(number, refs, timeout):
                 if session.worker is not None and session.worker.owned:
                     for ref in refs:
                         session.worker.owned.pop(ref, None)
-                self._dispatch(DeleteCall(self._begin(session, number, *refs[:1]), refs, _deadline(timeout)))
+                self._ask(DeleteCall(self._begin(session, number), refs, _deadline(timeout)))
             case wire.OwnRequest(number, refs):
                 if session.worker is not None:
                     session.worker.owned |= dict.fromkeys(refs)
                 session.send(wire.Done(number))
             case wire.ReduceRequest(number, target, sources, op, count, timeout, everywhere):
-                call = self._begin(session, number, target)
-                self._dispatch(ReduceCall(call, target, sources, op, count, _deadline(timeout), everywhere))
+                call = self._begin(session, number)
+                self._ask(ReduceCall(call, target, sources, op, count, _deadline(timeout), everywhere))
             case wire.ContributorsRequest(number, ref, timeout):
-                self._dispatch(ContributorsCall(self._begin(session, number, ref), ref, _deadline(timeout)))
+                self._ask(ContributorsCall(self._begin(session, number), ref, _deadline(timeout)))
             case wire.DescribeRequest(number, refs, timeout):
-                self._dispatch(DescribeCall(self._begin(session, number, *refs[:1]), refs, _deadline(timeout)))
+                self._ask(DescribeCall(self._begin(session, number), refs, _deadline(timeout)))
             case wire.Cancel(number):
                 self._cancel(session, number)
             case wire.StatusRequest(number, history):
@@ -269,18 +273,16 @@ class Workers:
                 session.close()  # said twice
 
     def _begin(
-        self,
-        session: "WorkerSession",
-        number: int,
-        ref: bytes | None = None,
-        data: bytes | None = None,
-        *,
-        by_hand: bool = False,
+        self, session: "WorkerSession", number: int, data: bytes | None = None, *, by_hand: bool = False
     ) -> CallId:
         self._next_call += 1
-        self._calls[self._next_call] = _Call(session, number, ref, data, by_hand)
+        self._calls[self._next_call] = _Call(session, number, data, by_hand)
         session.calls[number] = self._next_call
         return self._next_call
+
+    def _ask(self, event: UserCall) -> None:
+        self._calls[event.call].event = event
+        self._dispatch(event)
 
     def _put(self, session: "WorkerSession", put: wire.PutRequest) -> None:
         inline = put.data is not None and put.size <= self.inline_limit
@@ -288,9 +290,9 @@ class Workers:
             detail = f"{len(put.data or b'')} bytes came with a put of {put.size}"
             session.send(wire.Refused(put.call, Failure(FailureKind.INVALID, detail, "correct the call", put.ref)))
             return
-        call = self._begin(session, put.call, put.ref, put.data, by_hand=put.by_hand)
+        call = self._begin(session, put.call, put.data, by_hand=put.by_hand)
         data = put.data if inline else None
-        self._dispatch(PutCall(call, put.ref, put.size, put.layout, data, _deadline(put.timeout), put.fresh))
+        self._ask(PutCall(call, put.ref, put.size, put.layout, data, _deadline(put.timeout), put.fresh))
 
     def _put_ready(self, ready: PutReady) -> None:
         entry = self._calls.get(ready.call)
@@ -391,15 +393,26 @@ class Workers:
         self._reply(call, lambda number: wire.Refused(number, failure))
         self._dispatch(CancelCall(call))
 
-    def fail_all(self, failure: Failure) -> None:
-        """The machine that knew these calls is gone. What a worker still writes is nobody's any more."""
-        calls, self._calls = self._calls, {}
-        for entry in calls.values():
+    def machine_raised(self, event: NodeEvent, failure: Failure) -> list[UserCall]:
+        """The machine that knew these calls is gone. Returns what is to be asked of the next one; the others have
+        failed. What a worker still writes is nobody's any more."""
+        again: list[UserCall] = []
+        for call, entry in list(self._calls.items()):
+            if call not in self._calls:
+                continue  # with its session, which could not be told of another one
+            asked = entry.event
+            if asked is not None and not (entry.answered or entry.asked_again) and asked_again(asked, event):
+                entry.asked_again = True
+                again.append(asked)
+                continue
             if entry.segment is not None and entry.segment.backing is not None:
                 entry.segment.backing.tainted = True
+            self._calls.pop(call, None)
             entry.session.calls.pop(entry.number, None)
             if not entry.answered:
-                entry.session.send(wire.Refused(entry.number, replace(failure, ref=entry.ref)))
+                ref = next(iter(refs_in(asked)), None) if asked is not None else None
+                entry.session.send(wire.Refused(entry.number, replace(failure, ref=ref)))
+        return [asked for asked in again if asked.call in self._calls]
 
     def pins(self) -> frozenset[CallId]:
         """The gets whose memory workers have."""

@@ -6,6 +6,9 @@ from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.events import DirectoryEvent, FromDirectory, FromNode, FromPeer, NodeEvent, refs_in
 from hoplite_ucx.protocol.ids import short
 
+_STORIES = 8
+"""Of so many objects, the story is told."""
+
 
 def tell_raised(
     log: logging.Logger, event: DirectoryEvent | NodeEvent, error: Exception, machine: Directory | NodeState
@@ -13,7 +16,7 @@ def tell_raised(
     what = type(event).__name__
     if isinstance(event, FromNode | FromDirectory | FromPeer):
         what = f"{what}({type(event.message).__name__})"
-    refs = refs_in(event)
+    refs = refs_in(event)[:_STORIES]
     about = f" of {', '.join(map(short, refs))}" if refs else ""
     log.error(
         "%s%s could not be handled: a fault of this program, please report it; it goes on with what is certain",
