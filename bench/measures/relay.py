@@ -25,6 +25,7 @@ __all__ = ["HOSTS", "RelayCost", "measure_relay"]
 
 HOSTS = 3
 _MIDDLE = 1  # of the bare chain
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def measure_relay(*, size: int, rate: float, repeat: int, advance: Callable[[], 
         BarePeers(cluster.hosts, "broadcast", size) as bare,
     ):
         for _ in range(1 + repeat):
-            costs["relay"].append(_relayed(live, size) / size)
+            costs["relay"].append(_cost_of_a_relay(live, size) / size)
             advance()
             bare.run()
             costs["bare"].append(bare.processor[_MIDDLE] / size)
@@ -72,8 +73,22 @@ def measure_relay(*, size: int, rate: float, repeat: int, advance: Callable[[], 
     return RelayCost(tuple(costs["relay"][1:]), tuple(costs["bare"][1:]), settings)
 
 
-def _relayed(live: LiveCluster, size: int) -> float:
-    """The processor time of the agent in the middle of a broadcast."""
+def _cost_of_a_relay(live: LiveCluster, size: int) -> float:
+    """The processor time of the agent in the middle of a broadcast. Where a receiver asks after the other has finished,
+    as on a busy machine, both may be sent the object by host 0: such a round is made again."""
+    for _ in range(_ATTEMPTS):
+        used, sent = _broadcast(live, size)
+        middle = max(sent, key=lambda rank: sent[rank])
+        if sent[middle] >= size:
+            return used[middle]
+    raise PeerError(
+        f"no host passed the object on in {_ATTEMPTS} rounds: in the last one, the receivers sent "
+        f"{sorted(sent.values())} of {size} bytes"
+    )
+
+
+def _broadcast(live: LiveCluster, size: int) -> tuple[dict[int, float], dict[int, int]]:
+    """What each receiver's agent took of the processor, and the bytes that it sent."""
     ref = live.new_ref()
     receivers = live.ranks[1:]
     agents = {rank: live.pids[f"agent {rank}"] for rank in receivers}
@@ -85,10 +100,7 @@ def _relayed(live: LiveCluster, size: int) -> float:
     sent = {rank: _sent_by(pid) - sent[rank] for rank, pid in agents.items()}
     live.together({rank: {"do": "check", "seeds": [[1]], "size": size} for rank in receivers})
     live.ask(0, "delete", refs=[ref])
-    middle = max(receivers, key=lambda rank: sent[rank])
-    if sent[middle] < size:
-        raise PeerError(f"no host passed the object on: the receivers sent {sorted(sent.values())} of {size} bytes")
-    return used[middle]
+    return used, sent
 
 
 def _sent_by(pid: int) -> int:

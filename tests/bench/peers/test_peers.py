@@ -62,7 +62,8 @@ def test_gloo_beside_us_in_one_run(environment: Path) -> None:
         assert len(each["runs"]) == 2
         assert 0 < each["fastest_seconds"] <= each["seconds"]
         assert each["ratio"] == pytest.approx(each["seconds"] / each["limit_seconds"])
-        assert each["processor_seconds"] > 0
+        # On a busy machine a short round of a peer is over before its processes are listed.
+        assert each["processor_seconds"] >= 0
         assert each["machine"]["cores"] > 0
     assert told[0]["versions"].keys() >= {"hoplite"}
     assert told[-1]["versions"].keys() == {"torch"}

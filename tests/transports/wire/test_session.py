@@ -221,8 +221,13 @@ def test_who_is_there_answers(run: Callable[..., None]) -> None:
 
 
 def answer_like_a_stranger(sock: socket.socket) -> None:
-    for _ in range(2):  # the first is gone already
-        with suppress(OSError), sock.accept()[0] as connection:
+    """Every connection, until the socket is shut down."""
+    while True:
+        try:
+            connection = sock.accept()[0]
+        except OSError:
+            return
+        with suppress(OSError), connection:
             connection.sendall(bytes(64))
             connection.recv(64)
 
@@ -236,6 +241,7 @@ def test_a_port_alone_is_no_answer(run: Callable[..., None]) -> None:
             assert await probe(address, 0.1) is None
             stranger = asyncio.get_running_loop().run_in_executor(None, answer_like_a_stranger, sock)
             assert await probe(address) is None
+            sock.shutdown(socket.SHUT_RDWR)
             await stranger
 
     run(work())
