@@ -152,7 +152,7 @@ class Selection:
         best = min(ways, key=lambda way: known[way].cost)
         now = self._clock()
         current, since = self._settled.get(peer, (best, -math.inf))
-        if current in known and known[current].samples:  # what nobody measured is no reason to leave what somebody did
+        if current in known and known[current].samples:  # an unmeasured way is not preferred to a measured one
             best = min((way for way in ways if known[way].samples), key=lambda way: known[way].cost)
         if current in known and current != best:
             clear = known[current].cost > _MARGIN * known[best].cost

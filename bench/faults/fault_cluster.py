@@ -229,7 +229,7 @@ class FaultCluster(Opened):
                 raise PeerError(f"the worker on host {machine.index} did not start: {answer}")
 
     def new_worker(self, index: int) -> Peer:
-        """One more worker on a machine; whoever makes it waits until it is ready, and closes it."""
+        """One more worker on a machine; the caller waits until it is ready, and closes it."""
         environment = {**os.environ, TOKEN: self._token.decode()}
         return Peer(self.machines[index].host, self._address, environment)
 

@@ -1,4 +1,4 @@
-"""The driver's end of a worker: steps that are told and answered later, in any order, each with a bound.
+"""The driver's end of a worker: steps that are sent and answered later, in any order, each with a bound.
 
 What a step came to is an `Answer`: a value, an error as the worker's library raised it, or nothing, because the worker
 is gone or did not answer in time. None of these is an exception here: in this harness, all of them are to be judged.

@@ -38,7 +38,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class HardwareEndpoint(UcxEndpoint):
-    """As this host's configuration wants UCX to be used, unless it is told."""
+    """Uses UCX as this host's configuration says, by default."""
 
     def __init__(
         self,

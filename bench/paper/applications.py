@@ -2,7 +2,7 @@
 
 Serving: a front end puts a query, every worker gets it and puts its answer, and the front end gets the sum of the
 answers of all workers that lived to give one. Training: a server gets the sum of the first half of the gradients that
-are there, puts new parameters, and whoever contributed goes on with those. Latencies are of whole rounds.
+are there, puts new parameters, and the contributors continue with those. Latencies are of whole rounds.
 
 The driver stands for the task system: it tells workers over pipes what to do, sees a worker end as its parent does, and
 starts it again at once, with agent and empty store, on the same cores that the others work on. Every sum is compared.
@@ -142,7 +142,7 @@ class _Crew:
 
     @staticmethod
     def is_dead(machine: Machine) -> bool:
-        """As whoever started it knows: its agent has ended."""
+        """Its agent has ended, as its parent knows."""
         return machine.agent is None or not machine.agent.running()
 
 

@@ -71,7 +71,7 @@ class Journal:
         except (OSError, UnicodeDecodeError) as error:
             raise PeerError(f"{self.path} cannot be read: {error}") from error
         whole, _, torn = text.rpartition("\n")
-        if torn:  # whoever wrote it was killed on the way
+        if torn:  # its writer was killed while writing
             self.path.write_text(f"{whole}\n" if whole else "")
         for number, written in enumerate(whole.splitlines(), 1):
             try:

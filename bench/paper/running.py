@@ -1,6 +1,6 @@
 """Runs the parts of a plan and tells every result as it comes.
 
-A part that fails is told as not run, with the reason, and the next one goes on: a report with a hole says more than
+A part that fails is reported as not run, with the reason, and the next one goes on: a report with a hole says more than
 none. What cannot fit into memory, or into the time that is left, is not begun.
 """
 
@@ -98,7 +98,7 @@ def _run(part: Part, deadline: float, tell: Tell, advance: Advance) -> str | Non
 
 
 def _fitting(part: Part, tell: Tell) -> Iterator[Cell]:
-    """The cells that memory has room for; the others are told."""
+    """The cells that memory has room for; the others are reported."""
     for cell in part.cells:
         try:
             check_memory(cell.operation, part.hosts, cell.size)

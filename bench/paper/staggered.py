@@ -1,6 +1,6 @@
 """Figure 8's rounds on a live cluster: the hosts come one by one, and time runs from the first of them.
 
-Host 0 comes first: it has the object of a broadcast, and gets the sum of a reduce. Whoever comes puts its own object,
+Host 0 comes first: it has the object of a broadcast, and gets the sum of a reduce. Each host puts its own object,
 if it has one, and then asks for what it is to get. Peers that run a program on every host do the same in the same
 order, see `peers.rounds`.
 """

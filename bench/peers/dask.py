@@ -1,4 +1,4 @@
-"""Dask: objects are futures on the workers, one worker a host; what is to happen is told in tasks.
+"""Dask: objects are futures on the workers, one worker a host; the work is done in tasks.
 
 A broadcast is a task on every worker that needs the object; a reduce is a tree of pairwise sums. Arguments: the cells,
 and the addresses of all hosts; the scheduler and this client run on the first.

@@ -1,7 +1,7 @@
 """How each peer is started on emulated hosts, and how it is ended.
 
 Everything a peer starts is in the hosts' network namespaces and is killed there when its `with` block ends; its files
-are in a directory that is removed then. A peer that is not installed, or that does not start, is told in one line.
+are in a directory that is removed then. A peer that is not installed, or that does not start, is reported in one line.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def why_missing(name: str) -> str | None:
 
 
 def _is_ours(package: Path) -> bool:
-    """Whether the peers' programs in a package are those that are told here what to do."""
+    """Whether the peers' programs in a package are those that this code drives."""
     here = Path(__file__).parent
     there = package / "bench" / "peers"
     names = [path.name for path in here.glob("*.py")]

@@ -3,7 +3,7 @@
 The books say of every object where it was put and what is in it. A fault can only make an object lost if it was put on
 a machine that may count as dead since, or if it is a result: then an error about it has its reason, and so has a get
 that waits in vain for somebody to put it again. Nor is there a result if a source was deleted while it was being made:
-a reduction goes on when whoever submitted it has something else to do.
+a reduction continues while its submitter does something else.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Books:
         self.dice = random.Random(seed)
         self.known: dict[str, Known] = {}
         self.strays: list[Known] = []
-        """What may or may not exist, because whoever was making it failed or is gone."""
+        """Objects that may or may not exist, because their maker failed or is gone."""
         self._faults: list[tuple[Fault, float]] = []
         self._busy: dict[str, int] = {}
         """How many tasks that are under way have to do with a ref: those are not deleted."""

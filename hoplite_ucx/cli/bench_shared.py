@@ -27,7 +27,7 @@ SIZE: int = "32MiB"  # type: ignore[assignment]
 SMALL_SIZE: int = "1KiB"  # type: ignore[assignment]
 RATE: float = "1gbit"  # type: ignore[assignment]
 _DIGITS = 3
-WIDTH = 120  # of what is no terminal
+WIDTH = 120  # if the output is not a terminal
 _RULES = f"it counts {PAYLOAD:g} of the rate; rounds start together and end with the last host"
 
 

@@ -8,7 +8,7 @@ import signal
 __all__ = ["INTERRUPTED", "end_as_after_ctrl_c"]
 
 INTERRUPTED = 130
-"""The exit status of a command that was told to end before its time."""
+"""The exit status of a command that a signal ended."""
 
 
 def end_as_after_ctrl_c() -> None:

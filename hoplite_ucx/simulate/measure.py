@@ -67,7 +67,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A host that was killed, and how long after that someone was told to go on without it."""
+    """A host that was killed, and how long after that the directory placed a receiver elsewhere."""
 
     host: int
     at: float

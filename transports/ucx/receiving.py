@@ -379,7 +379,7 @@ class ReceivingLink(Link):
             self.let_go()
         else:
             self.engine.active.add(self)
-            # What had begun is completed by the closed endpoint in the next round; the rest is told apart by that.
+            # What had begun is completed by the closed endpoint in the next round; that distinguishes the rest.
             self.engine.call(lambda: self.engine.call(self._settle_all))
 
     def forget_requests(self) -> list[Bytes]:

@@ -77,7 +77,7 @@ def refuse_unknown(names: Sequence[str], known: Collection[str], option: str) ->
 def cell_text(figure: Figure | None) -> str:
     if figure is None:
         return "-"
-    # What fits into one bucket of the shaper is no matter of its rate.
+    # Objects that fit into one bucket of the shaper do not depend on its rate.
     ratio = f" ({figure.ratio:.2f})" if figure.ratio is not None and figure.size >= 1 << 20 else ""
     return f"{format_duration(figure.seconds, 3)}{ratio}"
 

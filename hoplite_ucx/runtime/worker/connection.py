@@ -61,7 +61,7 @@ class Connection:
         self._next = PING
         self.broken = False
         self.in_use = False
-        """A call is open, and whoever made it will read the next reply."""
+        """A call is open, and its caller will read the next reply."""
         self.refused: Failure | None = None
         """The last that the agent refused: when the caller hears of it, the conversation is in order."""
         self.carried: tuple[int, Mapping[int, int]] | None = None
