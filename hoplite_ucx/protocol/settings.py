@@ -40,10 +40,9 @@ class Settings(Struct, frozen=True, array_like=True):
     suspicion: Annotated[
         Seconds,
         Duration(
-            "A node, stream or directory that is silent for this long is suspected: it is asked whether it is there, "
-            "and whoever waits for it goes on elsewhere. If it is too short, busy hosts are suspected for nothing, "
-            "and streams move without need. If it is too long, transfers stand still behind a host that was "
-            "unplugged.",
+            "A node, stream or directory that is silent for this long is suspected: it is probed, and its receivers "
+            "continue from other senders. If it is too short, busy hosts are suspected for nothing, and streams move "
+            "without need. If it is too long, transfers stand still behind a host that was unplugged.",
             0.01,
             10 * _MINUTE,
         ),
