@@ -405,8 +405,9 @@ class Broadcast:
         self._reported(receiver, watermark, wanted)
 
     def halted(self, key: ReceiverKey, number: int, watermark: int, wanted: bool) -> None:
+        """An earlier directory may have asked it to, and so the stream may be one that was adopted as running."""
         receiver = self.receivers.get(key)
-        if receiver is not None and receiver.number == number and receiver.state is State.HALTING:
+        if receiver is not None and receiver.number == number and receiver.state is not State.WAITING:
             self._reported(receiver, watermark, wanted)
 
     def _reported(self, receiver: Receiver, watermark: int, wanted: bool) -> None:
