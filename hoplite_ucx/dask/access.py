@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from distributed import Reschedule, get_worker
+from distributed import Future, Reschedule, get_worker
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.dask.decoded_values import values
 from hoplite_ucx.dask.leases import Lease, closed, lease_of
 from hoplite_ucx.errors import ClosedError, Failure, FailureKind, GetTimeoutError, HopliteError, ObjectLostError
 from hoplite_ucx.runtime.worker.object_info import ObjectInfo
-
-if TYPE_CHECKING:
-    from hoplite_ucx.dask.handles import Shared
 
 LOST = "hoplite_lost"
 """The message that tells the scheduler's plugin of a loss."""
@@ -30,6 +27,19 @@ _SLICE = 5.0
 _ATTEMPTS = 3
 """So often an agent may be replaced while one value is fetched."""
 _POLL = 0.05
+
+
+class Handle(Protocol):
+    """What is asked of a `Shared` here."""
+
+    args: tuple[Any, ...]
+    _sources: Sequence[Any]
+
+    @property
+    def ref(self) -> hoplite.ObjectRef: ...
+
+    @property
+    def future(self) -> Future: ...
 
 
 class Lost(Exception):  # noqa: N818 - an event within this package, not an error for users
@@ -108,7 +118,7 @@ def _lost_for_good(key: Any) -> HopliteError:
 # --- in a client ------------------------------------------------------------------------------------------------
 
 
-async def result(shared: Shared, timeout: float | None) -> Any:
+async def result(shared: Handle, timeout: float | None) -> Any:
     """What `Shared.result` returns. A lost object is made again by a task that takes it and returns nothing."""
     ends = None if timeout is None else time.monotonic() + timeout
     client = shared.future.client
@@ -139,7 +149,7 @@ def _touch(_value: Any) -> None:
     """Takes the value: Dask has it made if it is lost."""
 
 
-async def contributors(shared: Shared, timeout: float | None) -> list[int]:
+async def contributors(shared: Handle, timeout: float | None) -> list[int]:
     if not shared._sources:
         raise closed("this handle is not the result of a reduction", "call contributors on what reduce returned")
     await _anchor_of(shared, timeout)
@@ -149,7 +159,7 @@ async def contributors(shared: Shared, timeout: float | None) -> list[int]:
     return [places[ref] for ref in await cluster.aio.contributors(shared.ref, timeout=timeout)]
 
 
-async def _anchor_of(shared: Shared, seconds: float | None) -> None:
+async def _anchor_of(shared: Handle, seconds: float | None) -> None:
     """Wait for the anchor; raises what made it fail."""
     try:
         await asyncio.wait_for(shared.future._result(), seconds)
