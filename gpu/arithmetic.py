@@ -69,7 +69,12 @@ def defined(ufunc: str, dtype: np.dtype[Any], *, divides: bool = False) -> bool:
 
 def bytes_on(window: Window) -> Any:
     """The bytes of a window as an array of CuPy, which keeps the mapping alive."""
+    return array_on(window, (window.nbytes,), np.dtype(np.uint8))
+
+
+def array_on(window: Window, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0, order: str = "C") -> Any:
+    """An array of CuPy on a window's memory. CuPy has no read-only arrays: who writes to one loses its context."""
     import cupy
 
     memory = cupy.cuda.UnownedMemory(window.pointer, window.nbytes, window.mapping, window.device)
-    return cupy.ndarray((window.nbytes,), np.uint8, cupy.cuda.MemoryPointer(memory, 0))
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset), order=order)

@@ -55,6 +55,15 @@ class StoreSettings:
             1 << 40,
         ),
     ] = 256 << 20
+    device_memory: Annotated[
+        int | None,
+        Size(
+            "How much memory of each GPU the store may use. Objects for which there is no room there lie in memory of "
+            "the host. Without it, a quarter of the device's memory.",
+            0,
+            1 << 62,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ _SETTINGS = {
     "test_driver.py": ({}, _LAZY),
     "test_segments.py": ({}, _LAZY),
     "test_cupy_kernels.py": ({},),
+    "test_store.py": ({}, _SLOW),
     "test_streams.py": ({}, _SLOW),
     "test_topology.py": ({},),
 }

@@ -142,6 +142,7 @@ class Agent:
         self._peers = PeerSessions(self._me, self.dispatch, self._connect_seconds)
         self._workers = Workers(self.dispatch, self._greeting, self.status, self._directory_at)
         self._store = self._workers.store = Store(profile.memory, self._workers.forget, profile.settings.store)
+        await self._loop.run_in_executor(None, self._store.devices.find)
         self._transport: Transport = await self._loop.run_in_executor(
             None, open_transport, self._me, profile.settings.links
         )
@@ -462,6 +463,9 @@ class Agent:
         if effect.part is not None:
             slot = self._slots[effect.segment]
             return slot.sink(effect.part), slot.stands_at(effect.part)
+        device = self._workers.wanted_on(effect.version.ref) if segment.backing is None else None
+        if device is not None:
+            self._store.back_on(segment, device)
         self._store.back(segment)
         return SegmentSink(segment), segment.watermark()
 
@@ -578,6 +582,7 @@ class Agent:
             "workers": len(self._workers),
             "calls": self._workers.open_calls,
             "memory": {"limit": store.limit, "used": store.used, "pooled": self._store.pooled},
+            "gpu": self._store.devices.status(),
             "objects": store.objects,
             "largest": [
                 {

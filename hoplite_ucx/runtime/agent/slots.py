@@ -264,7 +264,9 @@ class Slot:
 
     def window(self, part: Part, offset: int, length: int) -> memoryview:
         if part.in_place:
-            return self.segment.memory[offset : offset + length]
+            memory = self.segment.memory
+            assert isinstance(memory, memoryview)
+            return memory[offset : offset + length]
         if part.ring is None:
             part.ring = self._combiner.take_ring(self.segment.size)
         if part.combined == offset:

@@ -5,6 +5,8 @@ which maps it writable and keeps that mapping for its later puts. Small ones liv
 travel by copy. Memory is recycled only when every process that it was given to has said that it let go; one that left
 without a word, or forked meanwhile, may still look at it, and it is dropped instead.
 
+The memory is the host's, or a device's: that belongs to this copy of an object, and nobody but this host knows of it.
+
 How much may be used is the protocol's account. What lies in the pools comes on top of it only up to the same limit.
 """
 
@@ -12,23 +14,30 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from hoplite_ucx.gpu.copies import copy
+from hoplite_ucx.gpu.driver import CudaError
+from hoplite_ucx.gpu.segments import DeviceMemory, Window
 from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
+from hoplite_ucx.runtime.agent.device_memory import DeviceMemories
 from hoplite_ucx.runtime.objects.kernels import Bytes
 from hoplite_ucx.runtime.settings import StoreSettings
 from hoplite_ucx.transports import shm
 
+_NONE: Bytes = np.empty(0, np.uint8)
+
 
 @dataclass(slots=True, eq=False)
 class Backing:
-    """The memory of a segment. `writer` is the worker that has it mapped writable, if any."""
+    """The memory of a segment: of the host, or of a device. `writer` is the worker that has it mapped writable, if
+    any."""
 
     number: int
-    shared: shm.SharedMemory | None
+    shared: shm.SharedMemory | DeviceMemory | None
     array: Bytes
     writer: bytes | None = None
     sealed: bool = False
@@ -39,19 +48,28 @@ class Backing:
 
     @property
     def capacity(self) -> int:
-        return len(self.array)
+        return len(self.array) if self.shared is None else self.shared.capacity
+
+    @property
+    def device(self) -> int | None:
+        return self.shared.device if isinstance(self.shared, DeviceMemory) else None
+
+    def memory(self, size: int) -> memoryview | Window:
+        if isinstance(self.shared, DeviceMemory):
+            return self.shared.window()[:size]
+        return self.array.data[:size]
 
 
 class Segment:
     """The bytes of one holding. Everything below the watermark is final; listeners hear of each rise."""
 
-    device: int | None = None
-
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
         self.backing: Backing | None = None
-        self.memory = memoryview(b"")
+        self.twin: Backing | None = None
+        """A copy of the whole in memory of the host, for those who cannot map the device that it is on."""
+        self.memory: memoryview | Window = memoryview(b"")
         self._array: Bytes | None = None
         self._watermark = 0
         self._missing = 0
@@ -60,7 +78,17 @@ class Segment:
 
     def back(self, backing: Backing) -> None:
         self.backing = backing
-        self.memory = backing.array.data[: self.size]
+        self.memory = backing.memory(self.size)
+        self._array = None
+
+    @property
+    def device(self) -> int | None:
+        return self.memory.device if isinstance(self.memory, Window) else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is complete, and no stream or slot of this node follows it."""
+        return self._watermark == self.size and not self._listeners
 
     def adopt(self, data: bytes) -> None:
         """All of a small object at once: it lives in these very bytes."""
@@ -69,8 +97,9 @@ class Segment:
 
     @property
     def array(self) -> Bytes:
-        """The memory, for arithmetic."""
+        """The memory, for arithmetic on the host."""
         if self._array is None or len(self._array) != self.size:
+            assert isinstance(self.memory, memoryview)
             self._array = np.frombuffer(self.memory, np.uint8)
         return self._array
 
@@ -95,7 +124,7 @@ class Segment:
         if whole:
             self.raise_watermark(self.size)
 
-    def window(self, offset: int, length: int) -> memoryview:
+    def window(self, offset: int, length: int) -> memoryview | Window:
         """As a source: bytes that are final."""
         return self.memory[offset : min(offset + length, self._watermark)]
 
@@ -135,7 +164,7 @@ class SegmentSink:
         self._segment = segment
         self.device = segment.device
 
-    def window(self, offset: int, length: int) -> memoryview:
+    def window(self, offset: int, length: int) -> memoryview | Window:
         return self._segment.memory[offset : offset + length]
 
     def arrived(self, end: int) -> None:
@@ -165,6 +194,7 @@ class Store:
     def __init__(self, limit: int, forget: Callable[[bytes, int], None], settings: StoreSettings | None = None) -> None:
         """`forget(worker, backing)` tells a worker to unmap memory that will not be its own again."""
         settings = settings or StoreSettings()
+        self.devices = DeviceMemories(settings.device_memory)
         self._limit = limit
         self.small = settings.small
         """Objects up to this size are copied through the socket: cheaper than a mapping, and it holds no descriptor."""
@@ -176,6 +206,8 @@ class Store:
         self._free: deque[Backing] = deque()  # oldest first
         self._made = 0
         self._background = ThreadPoolExecutor(1, "hoplite-prefault", _yield_to_others)
+        self._copying = ThreadPoolExecutor(1, "hoplite-to-host")
+        self._twins: dict[Future[None], Backing] = {}
         self._spares_wanted: set[int] = set()
         self._spares: dict[int, shm.SharedMemory] = {}
         self._spare_lock = threading.Lock()
@@ -202,6 +234,67 @@ class Store:
         except OSError:
             segment.back(self._small(segment.size))
 
+    def back_on(self, segment: Segment, device: int, worker: bytes | None = None) -> Backing | None:
+        """Give a segment memory of a device, which a worker or this process fills; None if there is none to give. The
+        host's limit counts it too, so that the host has room for it whenever the device has not.
+
+        Workers unmap it when they have filled it, since nothing could stop them from writing later."""
+        if segment.size <= self.small:
+            return None
+        memory = self.devices.take(device, segment.size)
+        if memory is None:
+            return None
+        self._made += 1
+        backing = Backing(self._made, memory, _NONE, worker, sealed=worker is None)
+        try:
+            segment.back(backing)
+        except CudaError as error:
+            self.devices.drop(memory)
+            self.devices.lose(device, error)
+            return None
+        return backing
+
+    def twin(self, segment: Segment) -> Future[None]:
+        """Have a copy of a complete segment in memory of the host. The future is done when it is there; the loop then
+        calls `keep_twin`."""
+        backing = self._take(segment.size, None)
+        target, source = backing.memory(segment.size), segment.memory
+        copying: Future[None] = self._copying.submit(copy, target, source)
+        self._twins[copying] = backing
+        return copying
+
+    def keep_twin(self, segment: Segment, copying: Future[None]) -> bool:
+        """Whether the copy came about; raises what went wrong with it."""
+        backing = self._twins.pop(copying)
+        error = copying.exception()
+        if error is None and self.segments.get(segment.number) is segment and segment.twin is None:
+            segment.twin = backing
+            return True
+        self._let_go(backing)
+        if isinstance(error, CudaError) and segment.device is not None:
+            self.devices.lose(segment.device, error)
+        if error is not None:
+            raise error
+        return segment.twin is not None
+
+    def evictable(self, device: int) -> Segment | None:
+        """The oldest object on a device that nobody looks at: it may go to the host."""
+        for segment in self.segments.values():
+            backing = segment.backing
+            if backing is not None and backing.device == device and segment.idle and not backing.mapped:
+                return segment
+        return None
+
+    def evict(self, segment: Segment) -> bool:
+        """Let go of a segment's memory on a device, of which there is a twin; False if somebody uses it meanwhile."""
+        backing, twin = segment.backing, segment.twin
+        if backing is None or backing.device is None or twin is None or not segment.idle or backing.mapped:
+            return False
+        segment.back(twin)
+        segment.twin = None
+        self._let_go(backing)
+        return True
+
     def back_for(self, segment: Segment, worker: bytes) -> tuple[Backing, bool]:
         """Give a segment memory that a worker fills; says whether the worker has it mapped from before."""
         backing = self._take(segment.size, worker)
@@ -214,7 +307,10 @@ class Store:
         """The writer is done."""
         backing = segment.backing
         if backing is not None and backing.shared is not None and not backing.sealed:
-            shm.seal(backing.shared)
+            if isinstance(backing.shared, shm.SharedMemory):
+                shm.seal(backing.shared)
+            else:
+                backing.writer = None  # it has unmapped it
             backing.sealed = True
 
     def free(self, number: int) -> Segment:
@@ -222,14 +318,9 @@ class Store:
         if isinstance(segment, Piece):
             return segment
         self.used -= segment.size
-        backing = segment.backing
-        if backing is not None and backing.shared is not None:
-            if backing.tainted or backing.mapped or (backing.writer is not None and not backing.sealed):
-                self._drop(backing)
-            else:
-                self._free.append(backing)
-                self.pooled += backing.capacity
-                self._trim()
+        for backing in (segment.backing, segment.twin):
+            if backing is not None and backing.shared is not None:
+                self._let_go(backing)
         return segment
 
     def worker_left(self, worker: bytes) -> None:
@@ -244,9 +335,14 @@ class Store:
 
     def close(self) -> None:
         self._background.shutdown(wait=True, cancel_futures=True)
+        self._copying.shutdown(wait=True, cancel_futures=True)
         for segment in self.segments.values():
-            if segment.backing is not None:
-                self._drop(segment.backing, tell=False)
+            for backing in (segment.backing, segment.twin):
+                if backing is not None:
+                    self._drop(backing, tell=False)
+        for backing in self._twins.values():
+            self._drop(backing, tell=False)
+        self.devices.close()
         for backing in self._free:
             self._drop(backing, tell=False)
         for spare in self._spares.values():
@@ -289,8 +385,21 @@ class Store:
             self.pooled -= backing.capacity
             self._drop(backing)
 
+    def _let_go(self, backing: Backing) -> None:
+        """It is recycled, unless somebody may still use it."""
+        if backing.tainted or backing.mapped or (backing.writer is not None and not backing.sealed):
+            self._drop(backing)
+        elif isinstance(backing.shared, DeviceMemory):
+            self.devices.give_back(backing.shared)
+        else:
+            self._free.append(backing)
+            self.pooled += backing.capacity
+            self._trim()
+
     def _drop(self, backing: Backing, *, tell: bool = True) -> None:
-        if backing.shared is not None:
+        if isinstance(backing.shared, DeviceMemory):
+            self.devices.drop(backing.shared)
+        elif backing.shared is not None:
             backing.shared.close()
         if tell and backing.writer is not None:  # also if a put was given up: its worker keeps every mapping
             self._forget(backing.writer, backing.number)

@@ -12,11 +12,14 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
+from hoplite_ucx.gpu.driver import CudaError
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.events import (
     CallFailed,
@@ -91,6 +94,8 @@ class _Call:
     event: UserCall | None = None
     """What was asked of the machine."""
     asked_again: bool = False
+    devices: tuple[bytes, ...] = ()
+    """Those whose memory the caller can use, the one that it wants first."""
 
 
 class Workers:
@@ -114,6 +119,9 @@ class Workers:
         self._workers: dict[bytes, Worker] = {}
         self._calls: dict[CallId, _Call] = {}
         self._next_call = 0
+        self._wanted: dict[bytes, tuple[CallId, bytes]] = {}
+        """The first open get of each ref that wants it on a device."""
+        self._evicting = False
         self.perform: dict[type, Callable[[Any], None]] = {
             PutReady: self._put_ready,
             PutDone: lambda done: self._reply(done.call, lambda n: wire.Stored(n, done.existing)),
@@ -202,6 +210,7 @@ class Workers:
         worker.sessions.discard(session)
         for call, entry in [(call, entry) for call, entry in self._calls.items() if entry.session is session]:
             del self._calls[call]
+            self._want_no_more(call, entry)
             if entry.segment is not None and entry.segment.backing is not None:
                 entry.segment.backing.tainted = True
             self._dispatch(CancelCall(call))
@@ -232,8 +241,12 @@ class Workers:
 
     def request(self, session: "WorkerSession", request: wire.Request) -> None:
         match request:
-            case wire.GetRequest(number, ref, timeout, once):
-                self._ask(GetCall(self._begin(session, number), ref, _deadline(timeout), once))
+            case wire.GetRequest(number, ref, timeout, once, devices):
+                call = self._begin(session, number)
+                if devices:
+                    self._calls[call].devices = devices
+                    self._wanted.setdefault(ref, (call, devices[0]))
+                self._ask(GetCall(call, ref, _deadline(timeout), once))
             case wire.PutRequest():
                 self._put(session, request)
             case wire.PutProgress(number, watermark):
@@ -291,6 +304,8 @@ class Workers:
             session.send(wire.Refused(put.call, Failure(FailureKind.INVALID, detail, "correct the call", put.ref)))
             return
         call = self._begin(session, put.call, put.data, by_hand=put.by_hand)
+        if put.device:
+            self._calls[call].devices = (put.device,)
         data = put.data if inline else None
         self._ask(PutCall(call, put.ref, put.size, put.layout, data, _deadline(put.timeout), put.fresh))
 
@@ -304,6 +319,8 @@ class Workers:
             entry.data = None
             self._dispatch(PutFinished(ready.call))
             return
+        if entry.devices and self._space_on_device(ready.call, entry, segment, entry.session.worker.identity):
+            return
         try:
             backing, known = self.store.back_for(segment, entry.session.worker.identity)
         except OSError as error:
@@ -313,6 +330,59 @@ class Workers:
         assert backing.shared is not None
         space = wire.Space(entry.number, backing.number, backing.capacity, known, ready.call)
         entry.session.send(space, None if known and not entry.by_hand else backing.shared.fd)
+
+    def _space_on_device(self, call: CallId, entry: _Call, segment: Segment, worker: bytes) -> bool:
+        """Give the caller memory of its device, if there is some; if not, it gets memory of the host."""
+        (uuid,) = entry.devices
+        number = self.store.devices.number(uuid)
+        backing = None if number is None else self.store.back_on(segment, number, worker)
+        if backing is None:
+            if number is not None:
+                self._make_room(number)
+            return False
+        entry.segment = segment
+        assert backing.shared is not None
+        entry.session.send(
+            wire.Space(entry.number, backing.number, backing.capacity, False, call, uuid), backing.shared.fd
+        )
+        return True
+
+    def _make_room(self, device: int) -> None:
+        """Move an object that nobody looks at to the host, for the next who wants memory of the device. One at a
+        time."""
+        segment = None if self._evicting else self.store.evictable(device)
+        if segment is None:
+            return
+        if segment.twin is not None:
+            self.store.evict(segment)
+            return
+
+        def copied(copying: Future[None]) -> None:
+            self._evicting = False
+            with suppress(CudaError, OSError):  # the device is lost, which the store has noted
+                if self.store.keep_twin(segment, copying):
+                    self.store.evict(segment)
+
+        self._evicting = self._twin(segment, copied)
+
+    def _twin(self, segment: Segment, copied: Callable[[Future[None]], None]) -> bool:
+        """Have a copy made on the host; `copied` is called on the loop. False if the host has no memory for it."""
+        try:
+            copying = self.store.twin(segment)
+        except OSError:
+            return False
+
+        def tell(done: Future[None]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(copied, done)
+
+        copying.add_done_callback(tell)
+        return True
+
+    def wanted_on(self, ref: bytes) -> int | None:
+        """The device on which a get waits for this object."""
+        wanted = self._wanted.get(ref)
+        return None if wanted is None else self.store.devices.number(wanted[1])
 
     def _give_up(self, call: CallId, entry: _Call, error: OSError) -> None:
         """The system has no memory or descriptor left."""
@@ -346,6 +416,7 @@ class Workers:
         call = session.calls.pop(number, None)
         entry = self._calls.pop(call, None) if call is not None else None
         if call is not None and entry is not None:
+            self._want_no_more(call, entry)
             if entry.segment is not None and entry.segment.backing is not None:
                 entry.segment.backing.tainted = True
             self._dispatch(CancelCall(call))
@@ -376,6 +447,11 @@ class Workers:
         if entry.answered and entry.segment is None:
             self._calls.pop(call, None)
             entry.session.calls.pop(entry.number, None)
+            self._want_no_more(call, entry)
+
+    def _want_no_more(self, call: CallId, entry: _Call) -> None:
+        if entry.devices:
+            self._wanted = {ref: wanted for ref, wanted in self._wanted.items() if wanted[0] != call}
 
     def _reply(self, call: CallId, make: Callable[[int], wire.Reply]) -> None:
         entry = self._end(call)
@@ -409,6 +485,7 @@ class Workers:
                 entry.segment.backing.tainted = True
             self._calls.pop(call, None)
             entry.session.calls.pop(entry.number, None)
+            self._want_no_more(call, entry)
             if not entry.answered:
                 ref = next(iter(refs_in(asked)), None) if asked is not None else None
                 entry.session.send(wire.Refused(entry.number, replace(failure, ref=ref)))
@@ -430,21 +507,46 @@ class Workers:
             self._reply(got.call, lambda number: wire.Value(number, got.layout, got.size, got.data))
             return
         segment = self.store[got.segment]
-        backing = segment.backing
+        backing, device = segment.backing, b""
+        if backing is not None and backing.device is not None:
+            device = self.store.devices.uuid(backing.device)
+            if device not in entry.devices:
+                backing, device = segment.twin, b""
+                if backing is None:
+                    self._give_on_host(got, segment)
+                    return
         if backing is not None and backing.shared is not None:
             self._end(got.call)
             backing.mapped += 1
             worker.pins[got.call] = _Pin(backing, entry.session)
-            value = wire.Value(entry.number, got.layout, got.size, None, got.call, backing.capacity)
+            value = wire.Value(entry.number, got.layout, got.size, None, got.call, backing.capacity, device)
             entry.session.send(value, backing.shared.fd)
         elif backing is not None and segment.size > self.store.small:
             detail = "the agent has no file descriptor left to share this object"
             remedy = "raise RLIMIT_NOFILE for the agent"
             self._not_given(got, Failure(FailureKind.STORE_FULL, detail, remedy, got.version.ref))
         else:
+            assert isinstance(segment.memory, memoryview)
             data = bytes(segment.memory)
             self._reply(got.call, lambda number: wire.Value(number, got.layout, got.size, data))
             self._dispatch(Unpin(got.call))
+
+    def _give_on_host(self, got: Got, segment: Segment) -> None:
+        """The caller cannot map the device that the object is on: it gets a copy in memory of the host."""
+
+        def copied(copying: Future[None]) -> None:
+            try:
+                kept = self.store.keep_twin(segment, copying)
+            except (CudaError, OSError) as error:
+                detail = f"this host's copy is on a GPU that cannot be read: {error}"
+                self._not_given(got, Failure(FailureKind.LOST, detail, "put it again", got.version.ref))
+                return
+            if kept:  # else it was freed meanwhile, with its call
+                self._got(got)
+
+        if not self._twin(segment, copied):
+            detail = "the agent has no memory for a copy of this object, which is on a GPU"
+            self._not_given(got, Failure(FailureKind.STORE_FULL, detail, "delete objects", got.version.ref))
 
     def _not_given(self, got: Got, failure: Failure) -> None:
         self._reply(got.call, lambda number: wire.Refused(number, failure))

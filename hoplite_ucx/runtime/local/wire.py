@@ -27,7 +27,7 @@ from hoplite_ucx.protocol.messages import (
 )
 from hoplite_ucx.protocol.settings import Seconds, Settings
 
-WIRE = 8
+WIRE = 9
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """The most refs in one request."""
@@ -36,6 +36,9 @@ _LENGTH = struct.Struct("<I")
 Timeout: TypeAlias = Annotated[float, Meta(ge=0)] | None
 Refs: TypeAlias = Annotated[tuple[Ref, ...], Meta(max_length=MAX_REFS)]
 WorkerId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+DeviceId: TypeAlias = Annotated[bytes, Meta(max_length=16)]
+"""The UUID of a CUDA device; empty for memory of the host."""
+_MAX_DEVICES = 64
 
 
 class _Request(Struct, frozen=True, array_like=True, tag=True):
@@ -53,7 +56,7 @@ class Hello(_Request, frozen=True):
 class PutRequest(_Request, frozen=True):
     """Small objects come with their bytes; for others the agent answers with memory to fill. `fresh`: the ref was made
     for this put, so no other put or delete of it can exist. `by_hand`: the user fills the memory and keeps it; its
-    descriptor is needed even if it is already mapped."""
+    descriptor is needed even if it is already mapped. `device`: the bytes are on this one, and memory there is best."""
 
     call: Number
     ref: Ref
@@ -63,6 +66,7 @@ class PutRequest(_Request, frozen=True):
     timeout: Timeout
     fresh: bool = False
     by_hand: bool = False
+    device: DeviceId = b""
 
 
 class PutProgress(_Request, frozen=True):
@@ -83,12 +87,14 @@ class Cancel(_Request, frozen=True):
 
 
 class GetRequest(_Request, frozen=True):
-    """`once`: do not wait for an object that is not available now; the timeout is for the transfer."""
+    """`once`: do not wait for an object that is not available now; the timeout is for the transfer. `devices`: those
+    whose memory this worker can map, the first of which it wants; none if it wants memory of the host."""
 
     call: Number
     ref: Ref
     timeout: Timeout
     once: bool = False
+    devices: Annotated[tuple[DeviceId, ...], Meta(max_length=_MAX_DEVICES)] = ()
 
 
 class WaitRequest(_Request, frozen=True):
@@ -206,13 +212,15 @@ def token_mark(token: bytes, cluster: str) -> bytes:
 
 class Space(_Reply, frozen=True):
     """Memory for a put: a mapping that the worker already has (`known`), or the descriptor beside this message, or
-    both. It belongs to the worker until the put ends, or its pin is released."""
+    both. It belongs to the worker until the put ends, or its pin is released. Memory of a device is unmapped by the
+    worker before it says that the put has ended."""
 
     call: Number
     backing: Number
     capacity: Bytes
     known: bool
     pin: Number
+    device: DeviceId = b""
 
 
 class Stored(_Reply, frozen=True):
@@ -229,6 +237,7 @@ class Value(_Reply, frozen=True):
     data: bytes | None
     pin: Number = 0
     capacity: Bytes = 0
+    device: DeviceId = b""
 
 
 class Ready(_Reply, frozen=True):

@@ -17,8 +17,10 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
 
+from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.messages import MAX_LAYOUT
+from hoplite_ucx.runtime.objects import device_values
 from hoplite_ucx.runtime.objects.layouts import (
     MAX_BECAUSE,
     MAX_DEPTH,
@@ -74,8 +76,11 @@ class Encoded:
     arrays: list[tuple[Leaf, Array]] = field(default_factory=list)
     buffers: list[tuple[int, memoryview]] = field(default_factory=list)
 
-    def copy_into(self, memory: memoryview) -> Iterator[int]:
+    def copy_into(self, memory: memoryview | Window) -> Iterator[int]:
         """Copy piece by piece; yields how many leading bytes are final, now and then and at the end."""
+        if isinstance(memory, Window):
+            yield from device_values.copy_into(self.arrays, memory)
+            return
         told = 0
         for done in self._copy(memory):
             if done - told >= PIECE // 2 and done < self.size:

@@ -18,10 +18,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import ClosedError, Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime.local import wire
 from hoplite_ucx.runtime.objects.kernels import Bytes
 from hoplite_ucx.runtime.objects.values import Encoded
+from hoplite_ucx.runtime.worker import device_memory
 from hoplite_ucx.runtime.worker.calls import Steps
 from hoplite_ucx.runtime.worker.connection import Connection, over
 from hoplite_ucx.runtime.worker.direct_lookup import Reader
@@ -115,8 +117,11 @@ class Client:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
-        """Returns whether the ref already had an object, which stays. A `fresh` ref was made for this put."""
+    def put(
+        self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False, device: bytes = b""
+    ) -> bool:
+        """Returns whether the ref already had an object, which stays. A `fresh` ref was made for this put. `device` is
+        the one that the value is on: the agent gives memory of that, if it can."""
         deadline = self.give_up_at(timeout)
         connection = self._connection(deadline)
         self.reader.is_near(ref)
@@ -125,12 +130,13 @@ class Client:
         data = encoded.to_bytes() if small else None
         with _Calls(connection, {call}):
             left = self.left_until(deadline)
-            request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh)
+            request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh, False, device)
             connection.send_frames(self.with_releases(connection, call, request), deadline)
             if not small:
-                memory = self._mine[self._space(connection, call, deadline)].data
+                memory = self._space(connection, call, deadline)
                 for watermark in encoded.copy_into(memory):
                     connection.send(wire.PutProgress(call, watermark), deadline)
+                del memory  # a device's is unmapped with it
                 connection.send(wire.PutEnd(call), deadline)
             reply = self._reply(connection, {call}, deadline)
         assert isinstance(reply, wire.Stored)
@@ -334,19 +340,21 @@ class Client:
 
     # --- memory ------------------------------------------------------------------------------------------------
 
-    def _space(self, connection: Connection, call: int, deadline: float | None) -> int:
-        """The number of the memory for a put's bytes."""
+    def _space(self, connection: Connection, call: int, deadline: float | None) -> memoryview | Window:
+        """The memory for a put's bytes."""
         space = self._reply(connection, {call}, deadline)
         assert isinstance(space, wire.Space)
         if not space.known:
             fd = connection.take_fd()
             try:
+                if space.device:
+                    return device_memory.map_to_fill(fd, space)
                 self._mine[space.backing] = shm.map_writable(fd, space.capacity)
             except OSError as error:
                 raise _no_memory(error) from error
             finally:
                 os.close(fd)
-        return space.backing
+        return self._mine[space.backing].data
 
     def _workspace(self, connection: Connection, space: wire.Space) -> shm.Workspace:
         fd = connection.take_fd()
@@ -356,6 +364,32 @@ class Client:
             os.close(fd)
             raise _no_memory(error) from error
         return shm.Workspace(fd, array)
+
+    def get_on_device(
+        self, ref: bytes, timeout: float | None, devices: tuple[bytes, ...]
+    ) -> tuple[memoryview | Window, bytes]:
+        """The memory and layout of an object. `devices` are those that this process can use, the one that it wants
+        first: the memory is on one of them if the object is there or has yet to come, else it is the host's."""
+        once = timeout == 0
+        limit = LONGEST_POLL if once else timeout
+        deadline = self.give_up_at(limit)
+        connection = self._connection(deadline)
+        call = connection.next_call()
+        with _Calls(connection, {call}):
+            request = wire.GetRequest(call, ref, limit, once, devices)
+            connection.send_frames(self.with_releases(connection, call, request), deadline)
+            reply = self._reply(connection, {call}, deadline, hurried=once)
+            assert isinstance(reply, wire.Value)
+            if not reply.device:
+                return self.open_value(connection, reply), reply.layout
+            forks = self._releases.forks
+            fd = connection.take_fd()
+            try:
+                unmapped = device_memory.Unmapped(self._unmapped)
+                self._releases.hold(reply.pin, forks, unmapped)
+                return device_memory.map_to_read(fd, reply, unmapped), reply.layout
+            finally:
+                os.close(fd)
 
     def open_value(self, connection: Connection, value: wire.Value) -> memoryview:
         """The memory of an object that was got. Call it in the order of the replies, since their descriptors come in

@@ -1,0 +1,157 @@
+"""Values whose arrays are on a GPU: where a put goes, the copy into a device's memory, and arrays on that memory.
+
+Arrays are recognised by `__cuda_array_interface__`, which CuPy and torch have; neither is imported on the way in. What
+comes back on a device are arrays of CuPy.
+
+Copies run on the caller's stream, behind whatever computes the array, and a piece counts as put only when its event is
+done. Results are complete when they are returned: nobody has to wait for a stream of ours.
+"""
+
+import ctypes as c
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from hoplite_ucx.gpu import driver as cuda
+from hoplite_ucx.gpu.arithmetic import array_on
+from hoplite_ucx.gpu.copies import address, copy
+from hoplite_ucx.gpu.driver import CudaError, UnavailableError
+from hoplite_ucx.gpu.segments import Window
+from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.runtime.objects.layouts import Leaf
+
+PIECE = 16 << 20
+"""How much of an array is copied before receivers hear of it."""
+
+
+def device_of(array: Any) -> int | None:
+    """The number of the device that an array is on; None if it is on the host."""
+    if isinstance(array, np.ndarray):
+        return None
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        return None
+    device = getattr(array, "device", None)
+    number = getattr(device, "id", getattr(device, "index", None))
+    return int(number) if number is not None else _device_at(interface["data"][0])
+
+
+def placement(arrays: Iterable[Any]) -> int | None:
+    """The device on which a value is stored best: the one that has most of it, if that is half of its bytes or more."""
+    sizes: Counter[int | None] = Counter()
+    for array in arrays:
+        if hasattr(array, "nbytes"):
+            sizes[device_of(array)] += array.nbytes
+    on_devices = {device: size for device, size in sizes.items() if device is not None and size}
+    if not on_devices or 2 * sum(on_devices.values()) < sizes.total():
+        return None
+    return max(on_devices, key=lambda device: on_devices[device])
+
+
+def copy_into(pieces: Iterable[tuple[Leaf, Any]], memory: Window, stream: int | None = None) -> Iterator[int]:
+    """Copy arrays to a device, on their streams or on this one; yields how many leading bytes are final."""
+    driver = cuda.load()
+    with driver.current(memory.device):
+        for leaf, array in pieces:
+            size = leaf.nbytes()
+            place = memory[leaf.offset : leaf.offset + size]
+            source = _in_order(leaf, array)
+            if isinstance(source, np.ndarray):
+                copy(place, source.reshape(-1, order="A").view(np.uint8).data)
+                yield leaf.offset + size
+                continue
+            pointer = source.__cuda_array_interface__["data"][0]
+            yield from _copy_on_stream(driver, place, pointer, leaf.offset, _stream(source, stream))
+
+
+def _copy_on_stream(driver: cuda.Driver, place: Window, pointer: int, offset: int, stream: int) -> Iterator[int]:
+    ends: list[tuple[int, int]] = []
+    try:
+        for start in range(0, place.nbytes, PIECE):
+            size = min(PIECE, place.nbytes - start)
+            driver.call("cuMemcpyAsync", place.pointer + start, pointer + start, size, stream)
+            event = driver.value(c.c_void_p, "cuEventCreate", cuda.NO_TIMING)
+            driver.call("cuEventRecord", event, stream)
+            ends.append((event, offset + start + size))
+        for event, end in ends:
+            driver.call("cuEventSynchronize", event)
+            yield end
+    finally:
+        for event, _ in ends:
+            driver.call("cuEventDestroy_v2", event)
+
+
+def array_from(leaf: Leaf, memory: memoryview | Window, device: int) -> Any:
+    """An array of CuPy on a device: on the memory itself if that is there, else on its own, which is filled."""
+    cupy = importlib.import_module("cupy")
+    dtype, order = leaf.numpy_dtype(), "F" if leaf.fortran else "C"
+    with cupy.cuda.Device(device):
+        if isinstance(memory, Window) and memory.device == device and 0 not in leaf.shape:
+            return array_on(memory, leaf.shape, dtype, leaf.offset, order)
+        own = cupy.empty(leaf.shape, dtype, order)
+        if own.nbytes:
+            source = memory[leaf.offset : leaf.offset + own.nbytes]
+            driver = cuda.load()
+            stream = cupy.cuda.get_current_stream().ptr
+            driver.call("cuMemcpyAsync", own.data.ptr, address(source), own.nbytes, stream)
+            driver.call("cuStreamSynchronize", stream)
+        return own
+
+
+def visible_devices() -> dict[bytes, int]:
+    """The devices of this process, by UUID. Raises an `InvalidRequestError` that says why there are none."""
+    try:
+        driver = cuda.load()
+        return {driver.uuid(number): number for number in range(driver.count)}
+    except (UnavailableError, CudaError) as error:
+        raise _invalid(f"there is no GPU here: {error}", "leave device= out, or run where there is one") from error
+
+
+def check_device(device: object) -> bytes:
+    """The UUID of a device that a user names by its number. Raises an `InvalidRequestError`."""
+    if isinstance(device, bool) or not isinstance(device, int):
+        raise TypeError(f"device is the number of a CUDA device, not {device!r}")
+    uuids = visible_devices()
+    for uuid, number in uuids.items():
+        if number == device:
+            return uuid
+    raise _invalid(f"there is no device {device} here", f"this process sees the devices 0 to {len(uuids) - 1}")
+
+
+def _in_order(leaf: Leaf, array: Any) -> Any:
+    """The array with its bytes one behind the other, as the leaf has them."""
+    if isinstance(array, np.ndarray):
+        return np.asarray(array, order="F" if leaf.fortran else "C")
+    if array.__cuda_array_interface__.get("strides") is None or leaf.fortran:
+        return array
+    if hasattr(array, "contiguous"):
+        return array.contiguous()  # torch
+    return importlib.import_module("cupy").ascontiguousarray(array)
+
+
+def _stream(array: Any, given: int | None) -> int:
+    """That on which the array is computed, as far as its library tells."""
+    if given is not None:
+        return given
+    found = array.__cuda_array_interface__.get("stream")
+    if found is not None:
+        return int(found)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return int(torch.cuda.current_stream(array.device).cuda_stream)
+    return 0
+
+
+def _device_at(pointer: int) -> int:
+    number = c.c_int()
+    ordinal = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    cuda.load().call("cuPointerGetAttribute", c.byref(number), ordinal, pointer)
+    return number.value
+
+
+def _invalid(detail: str, remedy: str) -> HopliteError:
+    return Failure(FailureKind.INVALID, detail, remedy).exception()
