@@ -70,7 +70,8 @@ class Driver(Generic[Event, Effect]):
 
     def begin(self, effects: list[Effect], machine: Machine[Event, Effect] | None = None) -> None:
         """Perform what a machine asks for at its start: the first one, or another that takes its place."""
-        self.machine = machine or self.machine
+        if machine is not None:
+            self.machine = machine
         if self._busy:  # in the middle of an event, after which the driver goes on
             self._apply(effects)
             return
@@ -87,7 +88,8 @@ class Driver(Generic[Event, Effect]):
 
     def resume(self) -> None:
         self._paused = False
-        self._run()
+        if not self._busy:
+            self._run()
 
     def stop(self) -> None:
         """Nothing is handled any more."""
@@ -99,26 +101,27 @@ class Driver(Generic[Event, Effect]):
         self._busy = True
         try:
             while events and not self._paused:
-                self._handle(events.popleft())
+                event = events.popleft()
+                try:
+                    effects = self.machine.handle(event, self._now())
+                except Exception as error:
+                    self._raised(event, error)
+                    continue
+                self._apply(effects)
+                if self._handled is not None:
+                    self._handled(event, effects)
         finally:
             self._busy = False
         if not self._stopped:
             self._wake(self.machine.wakeup())
 
-    def _handle(self, event: Event) -> None:
+    def _raised(self, event: Event, error: Exception) -> None:
+        self._events.clear()
         try:
-            effects = self.machine.handle(event, self._now())
-        except Exception as error:
-            self._events.clear()
-            try:
-                self._succeed(event, error)
-            except BaseException:
-                self.stop()
-                raise
-            return
-        self._apply(effects)
-        if self._handled is not None:
-            self._handled(event, effects)
+            self._succeed(event, error)
+        except BaseException:
+            self.stop()
+            raise
 
     def _apply(self, effects: list[Effect]) -> None:
         perform = self._perform

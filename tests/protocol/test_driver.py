@@ -138,6 +138,20 @@ def test_while_it_is_paused_events_wait_in_order() -> None:
     assert shell.machine.heard == ["a", "b"]
 
 
+def test_one_that_pauses_and_resumes_in_the_middle_of_an_event_ends_it_first() -> None:
+    shell = Shell()
+
+    def blink(text: str) -> None:
+        if text == "a 1":
+            shell.driver.feed("b")
+            shell.driver.pause()
+            shell.driver.resume()
+
+    shell.on_say = blink
+    shell.driver.feed("a")
+    assert shell.done == ["a 1", "a 2", "b 1", "b 2"]
+
+
 def test_one_that_stops_in_the_middle_drops_what_waits() -> None:
     shell = Shell()
 
