@@ -251,10 +251,10 @@ def load() -> Driver:
     driver = Driver(library)
     code = library.cuInit(0)
     if code == _NO_DEVICE:
-        detail = "the CUDA driver finds no device: look at CUDA_VISIBLE_DEVICES and nvidia-smi, or use host memory"
+        detail = "the CUDA driver finds no device: check CUDA_VISIBLE_DEVICES and nvidia-smi, or use host memory"
         raise UnavailableError(Reason.NO_DEVICE, detail)
     if code:
-        detail = f"the CUDA driver does not start: {driver.error('cuInit', code)}. Look at nvidia-smi"
+        detail = f"the CUDA driver does not start: {driver.error('cuInit', code)}. Check nvidia-smi"
         raise UnavailableError(Reason.BROKEN, detail)
     return driver
 

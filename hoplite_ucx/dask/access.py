@@ -165,7 +165,7 @@ async def _anchor_of(shared: Handle, seconds: float | None) -> None:
         await asyncio.wait_for(shared.future._result(), seconds)
     except TimeoutError:
         detail = f"the tasks that make this object have not finished after {seconds:g} s"
-        failure = Failure(FailureKind.TIMEOUT, detail, "look at them in Dask's dashboard, or give a longer timeout")
+        failure = Failure(FailureKind.TIMEOUT, detail, "check them in Dask's dashboard, or give a longer timeout")
         raise failure.exception() from None
     except HopliteError:  # for want of sources, perhaps: then what they raised says more
         for source in shared._sources:

@@ -132,7 +132,7 @@ async def _prefetch(client: Client, ref: hoplite.ObjectRef, workers: list[str] |
     if failed:
         worker, why = next(iter(failed.items()))
         detail = f"{len(failed)} hosts could not get the object; {worker} says: {why}"
-        raise closed(detail, "look at that worker's log, or leave prefetch out: tasks get it when they need it")
+        raise closed(detail, "see that worker's log, or leave prefetch out: tasks get it when they need it")
 
 
 def reduce(futures: Sequence[Future | Shared], op: str = "sum", count: int | None = None) -> Any:
@@ -174,7 +174,7 @@ async def _reduce(client: Client, futures: list[Future | Shared], op: str, count
     sources = [_as_shared(lease, future) for future in futures]
     refs = [source.ref for source in sources]
     if len(set(refs)) != len(refs):
-        raise invalid("a source stands more than once in the list", "give each source once")
+        raise invalid("a source is listed more than once", "give each source once")
     target = hoplite.new_ref()
     cluster = await lease.cluster_soon()
     begin = cluster.aio.allreduce if everywhere else cluster.aio.reduce

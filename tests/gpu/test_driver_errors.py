@@ -32,7 +32,7 @@ def test_no_device(made_up_gpus: Made) -> None:
     reason, detail = ask(made_up_gpus.environment(GPUS="0"))
 
     assert reason == "no device"
-    assert "look at CUDA_VISIBLE_DEVICES" in detail
+    assert "check CUDA_VISIBLE_DEVICES" in detail
 
 
 @pytest.mark.parametrize(("code", "name"), [("803", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), ("999", "an unknown error")])

@@ -265,7 +265,7 @@ class Agent:
             for call in again:
                 self.dispatch(call)
         except Exception:
-            _log.critical("no machine can go on with what is here: this agent ends", exc_info=True)
+            _log.critical("this agent cannot continue with the state it has, and ends", exc_info=True)
             signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
             raise
 
@@ -389,7 +389,7 @@ class Agent:
         try:
             self._profile.settings.check_against(settings, self._profile.directory)
         except ConfigurationError as error:
-            _log.warning("the cluster's settings are used, and not this host's: %s", error)
+            _log.warning("the cluster's settings override this host's: %s", error)
 
     def _meet(self, others: list[tuple[NodeId, str]]) -> None:
         """Open the ways on which bytes of these nodes may come."""

@@ -124,7 +124,7 @@ class DirectoryServer:
             self._identity = self._listener.identity = replace(self._identity, info=info)
             self._driver.begin([], self.machine)
         except Exception:
-            _log.critical("no machine can take over: this directory ends", exc_info=True)
+            _log.critical("this directory cannot continue, and ends", exc_info=True)
             signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
             raise
 

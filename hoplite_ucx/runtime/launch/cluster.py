@@ -179,9 +179,9 @@ def _belongs(greeting: wire.Reply, wanted: str) -> bool:
 def _check_cluster(greeting: wire.Reply, cluster: str | None, address: str) -> None:
     assert isinstance(greeting, wire.Greeting)
     if cluster is not None and greeting.cluster != cluster:
-        detail = f"cluster {cluster} is over: the one at {address} is {greeting.cluster} now"
+        detail = f"cluster {cluster} has ended: {address} now serves {greeting.cluster}"
         raise Failure(
-            FailureKind.CLOSED, detail, "leave it and join the new one; what was put before is lost"
+            FailureKind.CLOSED, detail, "leave it and join the new one; the objects put before are lost"
         ).exception()
 
 

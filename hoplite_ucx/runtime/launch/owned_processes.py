@@ -234,7 +234,7 @@ class AgentProcess(OwnedProcess):
     def _watch(self) -> None:
         while self._await(self._started, _LOOK_SECONDS):
             if not self._started.running():
-                _log.warning("the agent ended with status %s, and its objects with it", self._started.process.poll())
+                _log.warning("the agent exited with status %s, and its objects are lost", self._started.process.poll())
                 return
 
     def _end(self) -> None:
@@ -251,7 +251,7 @@ def start_directory(host: str = "127.0.0.1", port: int = 0, *, token: str | None
     """
     check_text("host", host, "give an address of this host, such as 198.18.0.1")
     if not is_whole(port) or not 0 <= port <= _MAX_PORT:
-        raise invalid(f"a port is a number within 0 and {_MAX_PORT}, not {port!r}", "correct it, or leave it out")
+        raise invalid(f"a port is a number from 0 to {_MAX_PORT}, not {port!r}", "correct it, or leave it out")
     secret = check_token(token)
     return DirectoryProcess(secret or os.urandom(16).hex().encode(), host, int(port), settings=check_settings())
 
