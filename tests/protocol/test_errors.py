@@ -45,10 +45,10 @@ def test_every_kind_and_every_exception_stands_in_the_table() -> None:
 @pytest.mark.parametrize(("kind", "exception"), EXCEPTIONS)
 def test_an_exception_names_ref_peer_and_remedy(kind: FailureKind, exception: type[HopliteError]) -> None:
     name = bytes.fromhex("c0ffee00" + "11" * 12)
-    error = Failure(kind, "it broke", "mend it", name, "node-7").exception()
+    error = Failure(kind, "it broke", "fix it", name, "node-7").exception()
     assert type(error) is exception
-    assert str(error) == "object c0ffee00: it broke (peer node-7); mend it"
-    assert (error.ref, error.peer, error.remedy) == (ObjectRef(name), "node-7", "mend it")
+    assert str(error) == "object c0ffee00: it broke (peer node-7); fix it"
+    assert (error.ref, error.peer, error.remedy) == (ObjectRef(name), "node-7", "fix it")
 
 
 @pytest.mark.parametrize(("kind", "exception"), EXCEPTIONS)
@@ -73,7 +73,7 @@ def test_what_is_unknown_is_left_out() -> None:
 
 @pytest.mark.parametrize(("kind", "exception"), EXCEPTIONS)
 def test_a_failure_survives_the_wire(kind: FailureKind, exception: type[HopliteError]) -> None:
-    failure = Failure(kind, "it broke", "mend it", ref(1), "node-7")
+    failure = Failure(kind, "it broke", "fix it", ref(1), "node-7")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(failure), type=Failure) == failure
 
 

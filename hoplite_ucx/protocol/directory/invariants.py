@@ -325,7 +325,7 @@ def _check_reduction(directory: Directory, reduction: Reduction, numbers: set[in
         left = chosen or reduction.slots or reduction.terms or reduction.held or reduction.root or host
         assert not left, f"{name}: failed, and something of it is left"
         return
-    if directory.reductions._all_inline(reduction):
+    if directory.reductions.all_inline(reduction):
         assert not reduction.slots, f"{name}: all its sources are inline, and yet it has slots"
         assert reduction.root is None, f"{name}: all its sources are inline, and yet it has a root"
     else:
@@ -493,7 +493,7 @@ def _check_nothing_undone(
     for ref in changed:
         assert not directory.table.is_ready(ref), f"{name}: {short(ref)} has a new version, which is not used"
     # With too few sources left it waits for those who may turn out to have the target, and binds nothing.
-    for slot in _needed(directory, reduction) if directory.reductions._could_finish(reduction) else ():
+    for slot in _needed(directory, reduction) if directory.reductions.could_finish(reduction) else ():
         broadcast = directory.records[slot.ref].broadcast
         if slot.host is not None or (broadcast is not None and not broadcast.is_lost()):
             continue  # it is on its way, it has a copy, or those who pull from it have yet to report

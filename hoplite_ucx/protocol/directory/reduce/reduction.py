@@ -1,4 +1,4 @@
-"""One reduction: which sources go into it, how losses among them are mended, and how it ends.
+"""A reduction from its request to its seal: which sources go into it, how lost ones are replaced, and how it ends.
 
 The sources that become ready are chosen in that order, each once, until there are `count`, and laid into slots (see
 `laying`) that nodes are asked to run (see `binding`).
@@ -48,22 +48,22 @@ class Reductions(Binding):
     # --- what happens --------------------------------------------------------------------------------------------
 
     def review(self, reduction: Reduction) -> None:
-        """Something about a source or a slot has changed: choose, mend, bind, fail or seal, whatever is due."""
+        """Something about a source or a slot has changed: replace, choose, bind, fail or seal, whatever is due."""
         if reduction.sealed or reduction.final or self._world.recovering:
             return
         self._note_ready(reduction)
         if reduction.failure is not None:
-            if self._could_finish(reduction):
+            if self.could_finish(reduction):
                 self._reopen(reduction)
             else:
                 return
-        while self._mend_parts(reduction):
+        while self._replace_lost(reduction):
             pass  # a slot that begins anew needs again what it had
         if reduction.failure is None:
             self._choose_ready(reduction)
         if reduction.failure is not None:
             return
-        if self._could_finish(reduction):
+        if self.could_finish(reduction):
             self._advance(reduction)
         elif not self._may_be_complete(reduction):
             self._fail(reduction, self._shortage(reduction))
@@ -73,7 +73,7 @@ class Reductions(Binding):
         below it."""
         if reduction.sealed or reduction.failure is not None:
             return
-        if self._all_inline(reduction):
+        if self.all_inline(reduction):
             self._combine_inline(reduction)
             return
         for slot in reduction.tops() if above is None else [above]:
@@ -169,7 +169,7 @@ class Reductions(Binding):
             return self._table.has_version(reduction.chosen[ref])
         return self._table.may_come(ref, seen=ref in reduction.seen)
 
-    def _could_finish(self, reduction: Reduction) -> bool:
+    def could_finish(self, reduction: Reduction) -> bool:
         """Enough sources are in, ready, or still to come."""
         hopeful = 0
         for ref in reduction.spec.sources:
@@ -246,9 +246,9 @@ class Reductions(Binding):
         self._give_up(reduction, Failure(FailureKind.INVALID, detail, remedy, reduction.target))
         return False
 
-    # --- mending -------------------------------------------------------------------------------------------------
+    # --- sources that are lost ----------------------------------------------------------------------------------
 
-    def _mend_parts(self, reduction: Reduction) -> bool:
+    def _replace_lost(self, reduction: Reduction) -> bool:
         """A chosen source that is not what it was, and whose bytes are still needed, is updated or replaced. True if a
         slot begins anew for it."""
         renewed = False
@@ -304,7 +304,7 @@ class Reductions(Binding):
 
     # --- small objects -------------------------------------------------------------------------------------------
 
-    def _all_inline(self, reduction: Reduction) -> bool:
+    def all_inline(self, reduction: Reduction) -> bool:
         if reduction.inline_version is not None:
             return True
         if len(reduction.chosen) < reduction.spec.count or not self._versions.has_inline_room(reduction.size):
