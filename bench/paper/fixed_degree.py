@@ -42,16 +42,16 @@ class FixedDegreeCluster(LiveCluster):
 def _main(degree: int) -> int:
     parent = os.getppid()  # now: loading takes its time
     from hoplite_ucx.runtime.directory.server import DirectoryServer
-    from hoplite_ucx.runtime.launch.processes import Stop, run
+    from hoplite_ucx.runtime.launch.processes import Served, run
     from hoplite_ucx.simulate.static import reducing_directory
 
     class FixedDegreeServer(DirectoryServer):
         directory_machine = reducing_directory(degree)
 
-    async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
+    async def serve(task: dict[str, Any]) -> Served:
         server = FixedDegreeServer(task["cluster"], bytes.fromhex(task["token"]))
         address = await server.start(task["host"], task["port"])
-        return {"address": address, "cluster": task["cluster"]}, server.close
+        return Served({"address": address, "cluster": task["cluster"]}, server.close)
 
     return run(serve, parent, tied_to_thread=False)
 

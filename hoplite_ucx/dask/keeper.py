@@ -33,6 +33,8 @@ _GONE_LOOKS = 2
 """So many times in a row without a directory and without a lease, the Dask cluster is over."""
 _ERROR_SECONDS = 2.0
 _BACKLOG = 256
+_HAND_OVER = 30.0
+"""For other hosts to take over what only this one holds, as after the last worker of a host was retired."""
 
 
 def socket_of(cluster_id: str) -> str:
@@ -55,6 +57,8 @@ def main() -> int:
     with agent:
         _serve(listener, agent, terms)
         listener.close()  # before the agent ends: nobody new relies on it
+        if agent.running and _has_directory(terms):
+            agent.close(hand_over=_HAND_OVER)
     return 0
 
 

@@ -243,6 +243,11 @@ class ServeClosed(_Local, frozen=True):
     stream: StreamId
 
 
+class RetireWanted(_Local, frozen=True):
+    """This node is to leave on purpose: `Retired` follows when nothing is lost with it. How long to wait for that is
+    the shell's to decide; it may leave at any time."""
+
+
 NodeEvent: TypeAlias = (
     PutCall
     | PutFinished
@@ -264,6 +269,7 @@ NodeEvent: TypeAlias = (
     | ReduceCall
     | ContributorsCall
     | DescribeCall
+    | RetireWanted
     | Tick
 )
 
@@ -451,11 +457,18 @@ class CallFailed(_Local, frozen=True):
     failure: Failure
 
 
+class Retired(_Local, frozen=True):
+    """Nothing is lost if this node leaves now, but for so many objects that no other node could take."""
+
+    left: int
+
+
 Answer: TypeAlias = PutDone | Got | Waited | DeleteDone | ReduceDone | ContributorsAre | DescriptionsAre | CallFailed
 """What ends a call."""
 
 NodeEffect: TypeAlias = (
-    ConnectDirectory
+    Retired
+    | ConnectDirectory
     | DisconnectDirectory
     | SendDirectory
     | SendPeer

@@ -15,7 +15,7 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NO_SLOT, REF_BYTES, CallId, NodeId, Ref, StreamId, Version
 from hoplite_ucx.protocol.settings import Seconds, Settings
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised whenever two builds could misunderstand each other; compared in the handshake."""
 
 MAX_FRAME = 64 << 20
@@ -213,6 +213,10 @@ class Leave(_ToDirectory, frozen=True):
     """The node goes on purpose: no suspicion, no lease."""
 
 
+class Retire(_ToDirectory, frozen=True):
+    """The node is going to leave, and stays until it is told that nothing is lost with it: `MayLeave`."""
+
+
 class Progress(Struct, frozen=True, array_like=True):
     version: Version
     watermark: Bytes
@@ -323,6 +327,7 @@ class Unwatch(_ToDirectory, frozen=True):
 ToDirectory: TypeAlias = (
     Join
     | Leave
+    | Retire
     | Heartbeat
     | Put
     | Completed
@@ -600,6 +605,12 @@ class Polled(_ToNode, frozen=True):
     state: ObjectState
 
 
+class MayLeave(_ToNode, frozen=True):
+    """To a node that retires: nobody needs its copies, except those that nobody else can take."""
+
+    left: Number
+
+
 class Rejected(_ToNode, frozen=True):
     """A message that could not be handled; nothing was changed by it."""
 
@@ -638,6 +649,7 @@ ToNode: TypeAlias = (
     | Contributors
     | Described
     | Polled
+    | MayLeave
     | Rejected
     | Unhandled
 )

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from hoplite_ucx.runtime.launch.processes import Serve, Stop, arguments_of, run
+from hoplite_ucx.runtime.launch.processes import Serve, Served, arguments_of, run
 from hoplite_ucx.transports.wire.addresses import check_token
 
 
@@ -17,13 +17,13 @@ def _directory() -> Serve:
     from hoplite_ucx.runtime.settings import load, of_directory
     from hoplite_ucx.transports.wire.tls import open_tls
 
-    async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
+    async def serve(task: dict[str, Any]) -> Served:
         token = bytes.fromhex(task["token"])
         check_token(token, task["host"])
         settings, files = of_directory(task["settings"] if "settings" in task else load().for_directory())
         server = DirectoryServer(task["cluster"], token, settings, tls=open_tls(files))
         address = await server.start(task["host"], task["port"], successor=task["successor"])
-        return {"address": address, "cluster": task["cluster"]}, server.close
+        return Served({"address": address, "cluster": task["cluster"]}, server.close)
 
     return serve
 
@@ -36,7 +36,7 @@ def _agent() -> Serve:
     from hoplite_ucx.runtime.agent.agent import Agent, AgentProfile
     from hoplite_ucx.runtime.settings import load
 
-    async def serve(task: dict[str, Any]) -> tuple[dict[str, Any], Stop]:
+    async def serve(task: dict[str, Any]) -> Served:
         agent = Agent(
             AgentProfile(
                 directory=task["directory"],
@@ -50,7 +50,8 @@ def _agent() -> Serve:
             )
         )
         await agent.start()
-        return {"agent": agent.agent_id, "cluster": agent.cluster, "address": agent.address}, agent.close
+        report = {"agent": agent.agent_id, "cluster": agent.cluster, "address": agent.address}
+        return Served(report, agent.close, agent.retire)
 
     return serve
 

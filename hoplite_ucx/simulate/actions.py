@@ -42,6 +42,7 @@ __all__ = [
     "RestartDirectory",
     "Restore",
     "Resume",
+    "Retire",
     "Setup",
     "StallStream",
     "Stop",
@@ -166,6 +167,12 @@ class PowerOff(_Action, frozen=True):
     node: int
 
 
+class Retire(_Action, frozen=True):
+    """The node is to leave on purpose, when nothing is lost with it."""
+
+    node: int
+
+
 class Restart(_Action, frozen=True):
     node: int
 
@@ -260,6 +267,7 @@ Action: TypeAlias = (
     | Cancel
     | Kill
     | PowerOff
+    | Retire
     | Restart
     | Stop
     | Resume

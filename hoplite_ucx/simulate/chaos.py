@@ -22,6 +22,7 @@ from hoplite_ucx.protocol.events import GetCall, Got, WaitCall
 from hoplite_ucx.simulate.actions import Put, Recording, Reduce, Resume
 from hoplite_ucx.simulate.cluster import VirtualCluster
 from hoplite_ucx.simulate.drawing import BANDWIDTH, STORM, Ambush, Draw
+from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.oracle import BrokenPromiseError, refs_of
 from hoplite_ucx.simulate.sabotage import disarm
 from hoplite_ucx.simulate.stage import DivergedError, Stage
@@ -165,9 +166,11 @@ class Chaos:
                 if other != self._host(index):
                     cluster.network.heal(self._host(index), other)
                     cluster.network.heal(other, self._host(index))
-        for index in nodes:
-            if not cluster.slots[index].alive:
-                cluster.restart(index)
+        self._restart_the_dead()
+        if self.stage.retiring:
+            self._run_until(lambda: not self._leaving())
+            self.oracle.judge_leaving(self._leaving())
+            self._restart_the_dead()
         self._run_until(self._everybody_is_back)
         # A wanted object that exists must arrive now; one that does not exist is put again, and once more if the
         # first put met a tombstone that a node which was away has not heard of.
@@ -184,6 +187,15 @@ class Chaos:
         self._run_for(4 * cluster.settings.heartbeat)
         self._run_until(self.oracle.agrees)
         self.oracle.judge_agreement()
+
+    def _restart_the_dead(self) -> None:
+        for index, node in enumerate(self.cluster.slots):
+            if not node.alive:
+                self.cluster.restart(index)
+
+    def _leaving(self) -> list[VirtualNode]:
+        """Those that were to leave and have not."""
+        return [node for node in self.cluster.slots if node.alive and node.identity in self.stage.retiring]
 
     def _wanted(self) -> set[int]:
         refs = {ref for call in self.cluster.calls.values() if call.open for ref in refs_of(call)}

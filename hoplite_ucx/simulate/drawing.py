@@ -39,6 +39,11 @@ class Ambush(enum.Enum):
     SLOT = "slot"
     STRIPE = "stripe"
     DIRECTORY = "directory"
+    LEAVING = "leaving"
+    """No fault: nodes leave on purpose. Only where it is asked for, so that seeds keep their meaning."""
+
+
+_DRAWN = [ambush for ambush in Ambush if ambush is not Ambush.LEAVING]
 
 
 class Draw:
@@ -49,9 +54,11 @@ class Draw:
         self.largest = self.granule * rng.choice((2, 5, 12))
         tight = rng.random() < 0.3
         self.stormy = rng.random() < 0.8
-        ambush = rng.choice([*Ambush, Ambush.PLACEMENT, Ambush.DIRECTORY])
-        self.ambush = ambush if self.stormy and rng.random() < 0.6 else None
-        if focus is not None:
+        ambush: Ambush = rng.choice([*_DRAWN, Ambush.PLACEMENT, Ambush.DIRECTORY])
+        self.ambush: Ambush | None = ambush if self.stormy and rng.random() < 0.6 else None
+        if focus is Ambush.LEAVING:
+            self.ambush, tight = focus, False  # where there is no room, nobody can take anything over
+        elif focus is not None:
             self.stormy, self.ambush = True, focus
         if self.ambush is Ambush.SLOT:
             self.largest = 12 * self.granule  # long enough to die in the middle, with room for other copies

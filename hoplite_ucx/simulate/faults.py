@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hoplite_ucx.protocol.events import PutCall
 from hoplite_ucx.simulate.actions import (
     BreakStream,
     CrashDirectory,
@@ -20,6 +21,7 @@ from hoplite_ucx.simulate.actions import (
     RestartDirectory,
     Restore,
     Resume,
+    Retire,
     StallStream,
     Stop,
 )
@@ -68,6 +70,14 @@ class Faults:
         index = self._some_living_node()
         if index is not None:
             self._stage.do(PowerOff(index))
+
+    def retire(self) -> None:
+        """One that has nothing to put: its users are gone. Somebody must stay."""
+        staying = self._stage.living()
+        putting = {call.node.host for call in self._stage.calls() if call.open and isinstance(call.event, PutCall)}
+        index = self._draw.one_of([index for index in staying if self._cluster.slots[index].host not in putting])
+        if index is not None and len(staying) > 1 and not self._cluster.slots[index].stopped:
+            self._stage.do(Retire(index))
 
     def _restart(self) -> None:
         index = self._draw.one_of([index for index, node in enumerate(self._cluster.slots) if not node.alive])

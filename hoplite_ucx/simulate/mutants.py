@@ -15,6 +15,7 @@ from hoplite_ucx.protocol.directory.records import Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
 from hoplite_ucx.protocol.directory.reduce.laying import Laying
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
+from hoplite_ucx.protocol.directory.retiring import Retiring
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.events import NodeEffect
 from hoplite_ucx.protocol.ids import CallId, NodeId, Version
@@ -201,6 +202,34 @@ class _SealsEarly(Reductions):
             self._seal(reduction)
 
 
+class _LeavesAtOnce(Retiring):
+    """Lets a node leave without asking what is lost with it."""
+
+    def _must_stay(self, *_: object) -> bool:
+        return False
+
+
+class _TrustsLeavers(Broadcast):
+    """Counts the copy of a node that is going to leave as a good one."""
+
+    def has_good_copy(self, besides: NodeId) -> bool:
+        return any(member.usable() for node, member in self.copies.items() if node != besides)
+
+
+class _AsksOnce(NodeState):
+    """Says that it retires in one session only."""
+
+    def _join(self) -> None:
+        retiring, self._retiring = self._retiring, False
+        super()._join()
+        self._retiring = retiring
+
+
+def _with_retiring(retiring: type[Retiring]) -> type[VirtualCluster]:
+    directory = type("MutantDirectory", (Directory,), {"retiring_type": retiring})
+    return type("MutantCluster", (VirtualCluster,), {"directory_machine": directory})
+
+
 def _with_reductions(reductions: type[Reductions]) -> type[VirtualCluster]:
     directory = type("MutantDirectory", (Directory,), {"reductions_type": reductions})
     return type("MutantCluster", (VirtualCluster,), {"directory_machine": directory})
@@ -245,4 +274,7 @@ MUTANTS: dict[str, Mutant] = {
     "seals-early": Mutant(lambda: _with_reductions(_SealsEarly)),
     "replaces-in-one-stripe": Mutant(lambda: _with_reductions(_ReplacesInOneStripe), Ambush.STRIPE),
     "begins-too-far": Mutant(lambda: _with_reductions(_BeginsTooFar), Ambush.SLOT),
+    "leaves-at-once": Mutant(lambda: _with_retiring(_LeavesAtOnce), Ambush.LEAVING),
+    "trusts-leavers": Mutant(lambda: _with_broadcast(_TrustsLeavers), Ambush.LEAVING),
+    "retires-in-one-session": Mutant(lambda: _with_node(_AsksOnce), Ambush.LEAVING),
 }

@@ -45,6 +45,8 @@ from hoplite_ucx.protocol.events import (
     PutReady,
     Receive,
     ReduceDone,
+    Retired,
+    RetireWanted,
     SendDirectory,
     SendPeer,
     Serve,
@@ -56,7 +58,7 @@ from hoplite_ucx.protocol.events import (
     Window,
 )
 from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of
-from hoplite_ucx.protocol.messages import Alive, Heartbeat, ToDirectory, ToPeer
+from hoplite_ucx.protocol.messages import Alive, Heartbeat, Leave, ToDirectory, ToPeer
 from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
 from hoplite_ucx.simulate.clock import Clock, Waker
 from hoplite_ucx.simulate.combining import Combining
@@ -103,6 +105,10 @@ class VirtualNode:
         self.identity = identity_of(machine.node)
         self.alive = True
         self.stopped = False
+        self.retiring = False
+        """It is to leave on purpose."""
+        self.left = False
+        """It has left on purpose."""
         self.raised = False
         """Its machine has just raised: its calls fail."""
         self.segments: dict[int, Segment] = {}
@@ -140,6 +146,7 @@ class VirtualNode:
             ContributorsAre: self._answer,
             DescriptionsAre: self._answer,
             CallFailed: self._answer,
+            Retired: self._leave,
         }
         self._driver: Driver[NodeEvent, NodeEffect] = Driver(
             machine,
@@ -175,6 +182,8 @@ class VirtualNode:
         self._driver.begin(effects, self.machine)
         for call in again:
             self.dispatch(call)
+        if self.retiring:
+            self._driver.feed(RetireWanted())  # it may have been lost with the machine
         self.cluster.after_event(self.machine)
 
     def _close_all(self) -> Remains:
@@ -231,6 +240,18 @@ class VirtualNode:
             receiving.closed = True
             if receiving.serving is not None:
                 self.cluster.notify(self.host, receiving.serving.host, receiving.serving.close)
+
+    def retire(self) -> None:
+        self.retiring = True
+        self.dispatch(RetireWanted())
+
+    def _leave(self, _: Retired) -> None:
+        """The process ends as a live one does that may: it says so, and its connections are closed after that."""
+        if self.directory is not None:
+            self.directory.send((self.machine.node, Leave()))
+            self.directory.close(reset=False)
+        self.left = True
+        self.kill()
 
     def break_stream(self, stream: StreamId) -> None:
         """The data connection under a stream that this node sends breaks; sessions do not notice."""

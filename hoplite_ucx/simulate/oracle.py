@@ -24,12 +24,13 @@ from hoplite_ucx.protocol.events import (
     WaitCall,
     Waited,
 )
-from hoplite_ucx.protocol.ids import CallId, NodeId, Version, generation_of, label, short
+from hoplite_ucx.protocol.ids import CallId, NodeId, Version, generation_of, identity_of, label, short
 from hoplite_ucx.protocol.messages import (
     CombineInline,
     EvictAnswer,
     Eviction,
     Failed,
+    MayLeave,
     Origin,
     PutAccepted,
     Ready,
@@ -121,6 +122,8 @@ class Oracle:
                 self._unhandled |= {(node, call) for call in calls} | {(node, ref) for ref in refs}
             case EvictAnswer(version, Eviction.GRANTED):
                 self._evicted.add((node, version))
+            case MayLeave(left):
+                self._judge_departure(node, left)
             case Failed(ref, failure) if failure.kind is FailureKind.LOST:
                 self._judge_loss(ref)
             case Ready(refs):
@@ -132,6 +135,26 @@ class Oracle:
                 if record is not None and record.reduction is not None:  # else it was deleted at the very moment
                     chosen = tuple(record.reduction.chosen.values())
                     self._note_decision(version, record.reduction.spec, chosen)
+
+    def _judge_departure(self, node: NodeId, left: int) -> None:
+        """A node that may leave takes no last copy with it, but for those that were said to have no taker."""
+        machine = self._cluster.directory.machine
+        last = [
+            record.ref
+            for record in machine.records.values()
+            if record.broadcast is not None
+            and record.reduction is None
+            and not record.deleted
+            and record.stripe_of is None
+            and record.broadcast.complete()
+            and record.broadcast.inline is None
+            and node in record.broadcast.copies
+            and all(other == node or machine.members[other].retiring for other in record.broadcast.copies)
+        ]
+        _require(len(last) <= left, f"{label(node)} may leave with the last copies of {len(last)}", *last[:1])
+        if self._fair_weather and not self._cluster.shape.tight:
+            others = [member for member in machine.members if not member.retiring]
+            _require(not left or not others, f"{left} objects of {label(node)} had no taker", *last[:1])
 
     def _note_given_up(self, refs: tuple[bytes, ...]) -> None:
         """Of a reduction that failed a wait says ready: a get would answer at once."""
@@ -156,7 +179,8 @@ class Oracle:
 
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         if self._fair_weather and isinstance(message, StreamFailed):
-            given_up = message.fault in (StreamFault.BROKEN, StreamFault.STALLED)
+            sender = self._cluster.nodes[identity_of(message.sender)]
+            given_up = message.fault in (StreamFault.BROKEN, StreamFault.STALLED) and not sender.left
             _require(not given_up, f"{label(node.machine.node)} gave up a sound stream: {message}", message.version.ref)
 
     def _judge_loss(self, ref: bytes) -> None:
@@ -301,6 +325,11 @@ class Oracle:
         for ref in needed:
             needed.extend(made_from.get(ref, ()))
         return bool(refused & set(needed))
+
+    def judge_leaving(self, nodes: list[VirtualNode]) -> None:
+        """Once faults have stopped, whoever was to leave has left."""
+        for node in nodes:
+            raise BrokenPromiseError(f"{label(node.machine.node)} was to leave, and was not let go")
 
     def judge_agreement(self) -> None:
         """The directory knows of exactly the copies that there are."""

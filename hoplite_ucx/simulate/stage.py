@@ -35,6 +35,7 @@ from hoplite_ucx.simulate.actions import (
     RestartDirectory,
     Restore,
     Resume,
+    Retire,
     Setup,
     StallStream,
     Stop,
@@ -75,6 +76,8 @@ class Stage:
         self.steps: list[tuple[float, Action]] = []
         self.log: list[tuple[float, str]] = []
         self.faults = 0
+        self.retiring: set[int] = set()
+        """Processes that are to leave, by identity: nobody begins anything there."""
 
     def do(self, action: Action) -> None:
         self.steps.append((self.cluster.clock.now, action))
@@ -84,7 +87,7 @@ class Stage:
         self._tell(action)
         self.faults += isinstance(action, _FAULTS)
         match action:
-            case Kill() | PowerOff() | Restart() | Stop() | Resume() | LoseDirectory() | LosePeer():
+            case Kill() | PowerOff() | Retire() | Restart() | Stop() | Resume() | LoseDirectory() | LosePeer():
                 self._trouble_process(action)
             case BreakStream() | StallStream():
                 self._trouble_stream(action)
@@ -116,7 +119,8 @@ class Stage:
         self.cluster.clock.after(delay + _A_LITTLE, callback, *args)
 
     def living(self) -> list[int]:
-        return [index for index, node in enumerate(self.cluster.slots) if node.alive]
+        nodes = enumerate(self.cluster.slots)
+        return [index for index, node in nodes if node.alive and node.identity not in self.retiring]
 
     def calls(self) -> list[Call]:
         return list(self.cluster.calls.values())
@@ -189,7 +193,9 @@ class Stage:
 
     # --- faults ------------------------------------------------------------------------------------------------
 
-    def _trouble_process(self, action: Kill | PowerOff | Restart | Stop | Resume | LoseDirectory | LosePeer) -> None:
+    def _trouble_process(
+        self, action: Kill | PowerOff | Retire | Restart | Stop | Resume | LoseDirectory | LosePeer
+    ) -> None:
         node = self.cluster.slots[action.node]
         self._require(node.alive != isinstance(action, Restart), action)
         match action:
@@ -198,6 +204,9 @@ class Stage:
             case PowerOff():
                 self.cluster.network.isolate(node.host)
                 node.kill()
+            case Retire():
+                self.retiring.add(node.identity)
+                node.retire()
             case Restart(index):
                 self.cluster.restart(index)
             case Stop():

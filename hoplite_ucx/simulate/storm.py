@@ -49,6 +49,8 @@ class DrawnStorm:
                 clock.at(start + rng.random() * (0.1 + spread), users.get, ref, index)
         for _ in range(rng.randint(2, 14)):
             clock.at(start + rng.random() * STORM, rng.choice(users.actions()))
+        for _ in range(rng.randint(1, draw.nodes) if draw.ambush is Ambush.LEAVING else 0):
+            clock.at(start + 0.1 + rng.random() * (STORM - 0.2), self._faults.retire)
         if draw.stormy:
             for _ in range(rng.randint(1, 6)):
                 clock.at(start + rng.random() * STORM, rng.choice(self._faults.actions()))

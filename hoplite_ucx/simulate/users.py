@@ -35,7 +35,7 @@ class Users:
     def put(self, ref: int, index: int | None = None) -> None:
         if index is None:
             index = self._some_living_node()
-        if index is None or not self._cluster.slots[index].alive:
+        if index is None or index not in self._stage.living():
             return
         size = self._stage.sizes[ref]
         if self._random.random() < 0.2 and ref in self._draw.plain:

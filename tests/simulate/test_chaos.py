@@ -11,10 +11,12 @@ import pytest
 
 from hoplite_ucx.protocol.directory.reduce import laying
 from hoplite_ucx.simulate.chaos import Outcome, run_seed
+from hoplite_ucx.simulate.drawing import Ambush
 from hoplite_ucx.simulate.mutants import MUTANTS
 
 SEEDS_WITHOUT_REDUCTIONS = range(10_000, 10_300)
 SEEDS_WITH_REDUCTIONS = range(20_000, 20_150)
+SEEDS_WITH_LEAVERS = range(30_000, 30_040)
 SEEDS_PER_TEST = 50
 PATIENCE_WITH_MUTANTS = 200
 FIRST_SEED_FOR = {"no-version-check": 140, "no-starved-signal": 55, "begins-too-far": 30}
@@ -41,9 +43,16 @@ def test_seeds_of_the_full_mix(seeds: range) -> None:
     assert not failed, "\n".join(failed)
 
 
-def failures(seeds: range, *, reductions: bool) -> list[str]:
+@pytest.mark.parametrize("reductions", [False, True], ids=["plain", "reductions"])
+def test_nodes_that_leave_on_purpose(reductions: bool) -> None:
+    """In fair weather nothing at all may be lost; in a storm, no last copy goes with a node that was told to go."""
+    failed = failures(SEEDS_WITH_LEAVERS, reductions=reductions, focus=Ambush.LEAVING)
+    assert not failed, "\n".join(failed)
+
+
+def failures(seeds: range, *, reductions: bool, focus: Ambush | None = None) -> list[str]:
     option = "" if reductions else " --no-reductions"
-    outcomes = [run_seed(seed, reductions=reductions) for seed in seeds]
+    outcomes = [run_seed(seed, reductions=reductions, focus=focus) for seed in seeds]
     return [f"hoplite simulate chaos --seed {o.seed}{option}: {o.problem}" for o in outcomes if not o.ok]
 
 

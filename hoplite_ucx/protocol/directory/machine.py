@@ -19,6 +19,7 @@ from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.recovery import Recovery
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.refusals import deleted, invalid, refuse_reduce
+from hoplite_ucx.protocol.directory.retiring import Retiring
 from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.spread.placing import place, place_again, place_starving
@@ -73,6 +74,7 @@ from hoplite_ucx.protocol.messages import (
     Reduce,
     Reduced,
     Rejected,
+    Retire,
     StreamFailed,
     StreamFault,
     ToDirectory,
@@ -98,6 +100,7 @@ class Directory:
     cluster: str
     broadcast_type: type[Broadcast] = Broadcast
     reductions_type: type[Reductions] = Reductions
+    retiring_type: type[Retiring] = Retiring
 
     def __init__(
         self,
@@ -119,9 +122,11 @@ class Directory:
         self._recovery = Recovery(self.table, self.versions, self.objects)
         self._joining = Joining(self.table, self.objects, self._recovery)
         self._probation = Probation()
+        self.retiring = self.retiring_type(self.table)
         self._sweep_due = 0.0
         self._handlers: dict[type, Callable[[Member, Any], None]] = {
             Leave: self._on_leave,
+            Retire: lambda member, _: self.retiring.begin(member),
             Heartbeat: self._on_heartbeat,
             Put: self.objects.offer,
             Completed: self._on_completed,
@@ -327,6 +332,7 @@ class Directory:
         late = max(0.0, now - self._sweep_due)
         for member in self.members.sweep(now, late):
             self._declare_dead(member, "its lease ran out")
+        self.retiring.review()
         if len(self.members):
             self._set_sweep()
 
@@ -381,6 +387,7 @@ class Directory:
                 self.reductions.host_lost(record.slot)
         self.members.remove(member, fence=fence)
         self._recovery.forget(member)
+        self.retiring.forget(member)
         for record in touched:
             if record.reduction is not None:
                 self.reductions.node_lost(record.reduction, node)

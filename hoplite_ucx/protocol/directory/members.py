@@ -38,6 +38,8 @@ class Member:
     probing: bool = False
     broke: float | None = None
     """When a peer last lost a stream of it."""
+    retiring: bool = False
+    """It is going to leave: its copies do not count as good ones."""
     receiving: int = 0
     sending: int = 0
     refs: dict[bytes, None] = field(default_factory=dict)

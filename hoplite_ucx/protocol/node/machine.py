@@ -33,6 +33,8 @@ from hoplite_ucx.protocol.events import (
     PutFinished,
     ReceiveClosed,
     ReduceCall,
+    Retired,
+    RetireWanted,
     ServeClosed,
     Tick,
     Unpin,
@@ -57,6 +59,7 @@ from hoplite_ucx.protocol.messages import (
     Heartbeat,
     Inline,
     Join,
+    MayLeave,
     Over,
     Place,
     Polled,
@@ -65,6 +68,7 @@ from hoplite_ucx.protocol.messages import (
     Ready,
     Reduced,
     Rejected,
+    Retire,
     Sealed,
     StreamCancel,
     StreamRefused,
@@ -139,6 +143,7 @@ class NodeState:
         self.inheritance = Inheritance()
         self._probation = Probation()
         self._members = 0  # of the cluster, as the directory said last
+        self._retiring = False
         self._failures_to_connect = 0
         self._beats_sent: deque[float] = deque()  # that were not answered yet
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS_KEPT)
@@ -172,6 +177,7 @@ class NodeState:
         self._context.now = now
         self._context.hear()
         self._members = earlier._members
+        self._retiring = earlier._retiring
         self._failures_to_connect = earlier._failures_to_connect
         self._probation = earlier._probation
         self._probation.note(None, now, self._context.settings.lease)
@@ -219,6 +225,8 @@ class NodeState:
                 self.reducing.combined_inline(version, data)
             case CombineFailed(what, failure):
                 self.reducing.failed(what, failure)
+            case RetireWanted():
+                self._retire()
             case Unpin(call):
                 self.memory.unpin(call)
             case PeerLost(peer):
@@ -326,6 +334,15 @@ class NodeState:
         )
         self.calls.poll_again()
         self.memory.review()
+        if self._retiring:
+            self._context.tell_directory(Retire())
+
+    def _retire(self) -> None:
+        """Every session is told: a new directory does not know, and a message may have been lost with the last one."""
+        if not self._retiring:
+            self._retiring = True
+            if self._context.joined:
+                self._context.tell_directory(Retire())
 
     def _session_lost(self) -> None:
         """Streams run on without the directory; only what needs it waits for the next session."""
@@ -451,6 +468,9 @@ class NodeState:
                 self.calls.described(message)
             case Polled():
                 self.calls.polled(message)
+            case MayLeave(left):
+                if self._retiring:
+                    self._context.emit(Retired(left))
             case Welcome():
                 self._on_welcome(message)
             case Fenced():

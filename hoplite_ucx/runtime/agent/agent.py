@@ -42,6 +42,8 @@ from hoplite_ucx.protocol.events import (
     NodeEvent,
     Receive,
     ReceiveClosed,
+    Retired,
+    RetireWanted,
     SendDirectory,
     SendPeer,
     Serve,
@@ -117,6 +119,8 @@ class Agent:
         self.cluster = ""
         self.address = ""
         self._closed = False
+        self._retired: asyncio.Future[int] | None = None
+        """Since it was told to retire: how many objects will be lost with it."""
         self._directory: Session | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._alone_since: float | None = now()
@@ -162,6 +166,7 @@ class Agent:
         self.machine = NodeState(node_id(self._identity_number), node_profile)
         self._workers.inline_limit = self._settings.inline_limit
         self._perform: dict[type, Callable[[Any], None]] = {
+            Retired: self._may_leave,
             ConnectDirectory: self._connect_directory,
             DisconnectDirectory: self._disconnect_directory,
             SendDirectory: self._send_directory,
@@ -193,8 +198,22 @@ class Agent:
         )
         self._driver.begin(self.machine.start(now()))
 
+    async def retire(self) -> None:
+        """Have other nodes take over the objects that only this one has. Returns when nothing is lost if it leaves, or
+        nobody can take what is left; how long to wait for that is the caller's to decide."""
+        if self._retired is None:
+            self._retired = self._loop.create_future()
+            self.dispatch(RetireWanted())
+        left = await asyncio.shield(self._retired)
+        if left:
+            _log.warning("%d objects are lost with this agent: no other has room for them", left)
+
+    def _may_leave(self, effect: Retired) -> None:
+        if self._retired is not None and not self._retired.done():
+            self._retired.set_result(effect.left)
+
     async def close(self) -> None:
-        """Leave the cluster on purpose."""
+        """Leave the cluster on purpose, at once."""
         self._closed = True
         self._driver.stop()
         self._waker.cancel()
@@ -264,6 +283,8 @@ class Agent:
             self._driver.begin(effects, self.machine)
             for call in again:
                 self.dispatch(call)
+            if self._retired is not None:
+                self._driver.feed(RetireWanted())  # it may have been lost with the machine
         except Exception:
             _log.critical("this agent cannot continue with the state it has, and ends", exc_info=True)
             signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to

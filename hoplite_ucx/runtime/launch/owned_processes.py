@@ -27,6 +27,7 @@ from hoplite_ucx.runtime.launch.service import reachable_host
 from hoplite_ucx.runtime.settings import HostSettings
 from hoplite_ucx.runtime.worker.checks import (
     check_memory,
+    check_seconds,
     check_settings,
     check_text,
     check_timeout,
@@ -79,6 +80,9 @@ class OwnedProcess:
 
     def close(self) -> None:
         """End it, and return when it is gone. Harmless if it has ended, and in a forked child."""
+        self._close(_JOIN_SECONDS)
+
+    def _close(self, seconds: float) -> None:
         if self._owner != os.getpid():
             return
         with self._lock:
@@ -86,7 +90,7 @@ class OwnedProcess:
                 return
             self._closing = True
         os.eventfd_write(self._wake, 1)
-        self._thread.join(_JOIN_SECONDS)
+        self._thread.join(seconds)
         _open.discard(self)
         if not self._thread.is_alive():
             os.close(self._wake)
@@ -196,6 +200,7 @@ class AgentProcess(OwnedProcess):
         super().__init__("agent")
         self._task = task
         self._child: Child | None = None
+        self._hand_over = 0.0
         self._start()
 
     @property
@@ -237,8 +242,14 @@ class AgentProcess(OwnedProcess):
                 _log.warning("the agent exited with status %s, and its objects are lost", self._started.process.poll())
                 return
 
+    def close(self, hand_over: float = 0.0) -> None:
+        """End it, and return when it is gone. With `hand_over`, other agents have so many seconds to take over the
+        objects that only this one holds; what nobody took is lost."""
+        self._hand_over = check_seconds(hand_over)
+        self._close(_JOIN_SECONDS + self._hand_over)
+
     def _end(self) -> None:
-        self._started.stop()
+        self._started.stop(self._hand_over)
 
 
 def start_directory(host: str = "127.0.0.1", port: int = 0, *, token: str | None = None) -> DirectoryProcess:

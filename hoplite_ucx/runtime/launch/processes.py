@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import uvloop
 
@@ -33,6 +33,8 @@ from hoplite_ucx.transports.errors import TransportError
 START_SECONDS = 15.0
 _STOP_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
+_LEAVE = b"leave "
+"""A parent's last line to an agent, with a number of seconds: hand objects over, and end."""
 _PARENT_CHECK = 0.5
 _LAUNCHER = str(Path(__file__).resolve().parents[2] / "run_module.py")
 
@@ -47,10 +49,16 @@ class Child:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def stop(self) -> None:
-        """End it: with a request, then by force. Returns when it is gone."""
+    def stop(self, hand_over: float = 0.0) -> None:
+        """End it: with a request, then by force. Returns when it is gone. With `hand_over`, an agent has so many
+        seconds until others have taken over the objects that only it holds."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
+                if hand_over > 0:
+                    self.process.stdin.write(_LEAVE + f"{hand_over:g}\n".encode())
+                    self.process.stdin.flush()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self.process.wait(hand_over + _STOP_SECONDS)
                 self.process.stdin.close()
         self.process.terminate()  # a process that was forked from this one holds a copy of the pipe
         try:
@@ -156,8 +164,19 @@ def _cannot_start(role: str, detail: str, remedy: str) -> HopliteError:
 
 
 Stop: TypeAlias = Callable[[], Awaitable[None]]
-Serve: TypeAlias = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], Stop]]]
-"""Starts whatever the process is for, and returns a report and how to stop it."""
+
+
+class Served(NamedTuple):
+    """What a child reports when it is ready, and how it ends."""
+
+    report: dict[str, Any]
+    stop: Stop
+    retire: Stop | None = None
+    """Returns when nothing is lost with the process."""
+
+
+Serve: TypeAlias = Callable[[dict[str, Any]], Awaitable[Served]]
+"""Starts whatever the process is for."""
 
 
 def run(serve: Serve, parent: int, *, tied_to_thread: bool) -> int:
@@ -187,7 +206,7 @@ async def _main(serve: Serve, task: dict[str, Any], parent: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     try:
-        report, stop = await serve(task)
+        served = await serve(task)
     except (TransportError, HopliteError) as error:
         detail = f"{error.detail} ({error.peer})" if isinstance(error, TransportError) else error.failure.detail
         _say({"error": detail, "remedy": error.remedy})
@@ -199,22 +218,37 @@ async def _main(serve: Serve, task: dict[str, Any], parent: int) -> int:
         here = f"at {task['host']}:{task.get('port', 0)}" if task["host"] else f"towards {task['directory']}"
         _say({"error": f"{error} ({here})", "remedy": "check the address, and that its port is free"})
         return 1
-    _say(report)
-    loop.add_reader(sys.stdin.fileno(), _on_input, over)
+    _say(served.report)
+    ending = _Ending(over)
+    loop.add_reader(sys.stdin.fileno(), ending.on_input)
     while not over.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), _PARENT_CHECK)
         if os.getppid() != parent:
             break
+    if served.retire is not None and ending.hand_over > 0:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(served.retire(), ending.hand_over)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop(), _STOP_SECONDS - 0.5)
+        await asyncio.wait_for(served.stop(), _STOP_SECONDS - 0.5)
     _say_no_more()
     os._exit(0)  # threads of the data plane may still be inside the kernel
 
 
-def _on_input(over: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        over.set()
+class _Ending:
+    """The end of a child's input ends the child. A line before that may give it time to hand objects over."""
+
+    def __init__(self, over: asyncio.Event) -> None:
+        self._over = over
+        self.hand_over = 0.0
+
+    def on_input(self) -> None:
+        said = os.read(sys.stdin.fileno(), 4096)
+        if said.startswith(_LEAVE):
+            self.hand_over = float(said[len(_LEAVE) :])
+        if not said or self.hand_over:
+            self._over.set()
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
 
 
 def _say(report: dict[str, Any]) -> None:

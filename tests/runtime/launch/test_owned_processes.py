@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -186,3 +187,23 @@ def test_what_a_cluster_owns_is_deleted_when_it_is_closed(directory: hoplite.Dir
             asyncio.run(cluster.aio.own(owned))
         eventually(lambda: other.info(owned).state is hoplite.ObjectState.DELETED)
         assert other.get(left) == b"left"
+
+
+def test_an_agent_that_is_closed_hands_over_what_only_it_has(directory: hoplite.DirectoryProcess) -> None:
+    with agent_of(directory) as stays, hoplite.connect(directory.address, agent=stays.agent) as cluster:
+        leaver = agent_of(directory)
+        with hoplite.connect(directory.address, agent=leaver.agent) as other:
+            refs = [other.put(np.full(100_000, number)) for number in range(3)]
+        assert cluster.info(refs[0]).where == (leaver.address,)
+        leaver.close(hand_over=HANG)
+        assert {known.where for known in cluster.info(refs)} == {(stays.address,)}
+        assert [int(array[0]) for array in cluster.gather(refs, timeout=HANG)] == [0, 1, 2]
+
+
+def test_an_agent_alone_does_not_wait_for_somebody_to_take_over(directory: hoplite.DirectoryProcess) -> None:
+    agent = agent_of(directory)
+    with hoplite.connect(directory.address, agent=agent.agent) as cluster:
+        cluster.put(np.ones(100_000))
+    began = time.monotonic()
+    agent.close(hand_over=10 * HANG)
+    assert time.monotonic() - began < HANG

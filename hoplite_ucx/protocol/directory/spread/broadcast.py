@@ -257,15 +257,15 @@ class Broadcast:
         else:
             self.remove(key)
 
+    def has_good_copy(self, besides: NodeId) -> bool:
+        """Whether there is another complete copy, at a node that can be used and stays."""
+        return any(member.usable() and not member.retiring for node, member in self.copies.items() if node != besides)
+
     def evict(self, node: NodeId) -> Eviction:
         """Let the node's copy go if another good one stays and nobody is pulling from this one."""
         if node not in self.copies:
             return Eviction.IN_USE
-        if (
-            self.inline is not None
-            or not self.sealed
-            or not any(member.usable() for other, member in self.copies.items() if other != node)
-        ):
+        if self.inline is not None or not self.sealed or not self.has_good_copy(besides=node):
             return Eviction.LAST_COPY
         if self._children(node):
             return Eviction.IN_USE
