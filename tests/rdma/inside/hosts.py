@@ -1,0 +1,144 @@
+"""Hosts in network namespaces of a guest: each with a TCP network, and RDMA networks that can be broken alone.
+
+The kernel's RDMA namespaces are shared, so every host sees every device: each is told its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["Host", "Worker", "cluster", "sh"]
+
+HOPLITE = str(Path(sys.executable).with_name("hoplite"))
+WORKER = str(Path(__file__).with_name("worker.py"))
+_ANSWER_SECONDS = 120.0
+
+
+def sh(command: str) -> None:
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+
+
+@dataclass
+class Host:
+    """`number` from 1; `rails` is how many RDMA networks it has. Network 9 is that of TCP."""
+
+    number: int
+    rails: int
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"h{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"198.18.9.{self.number}"
+
+    def link(self, rail: int) -> str:
+        """Its network interface in an RDMA network, from 1."""
+        return f"{self.name}r{rail}"
+
+    def devices(self) -> str:
+        return ",".join(f"rx{self.number}{rail}:1" for rail in range(1, self.rails + 1))
+
+    def set_up(self) -> None:
+        sh(f"ip netns add {self.name}; ip -n {self.name} link set lo up")
+        for network, name in [(9, f"{self.name}t"), *((rail, self.link(rail)) for rail in range(1, self.rails + 1))]:
+            sh(f"ip link add {name} type veth peer name s{name}")
+            sh(f"ip link set s{name} master net{network}; ip link set s{name} up; ip link set {name} netns {self.name}")
+            sh(f"ip -n {self.name} addr add 198.18.{network}.{self.number}/24 dev {name}")
+            sh(f"ip -n {self.name} link set {name} up")
+            if network != 9:
+                sh(f"ip netns exec {self.name} rdma link add rx{self.number}{network} type rxe netdev {name}")
+
+    def popen(self, command: list[str], **more: Any) -> subprocess.Popen[str]:
+        devices = {"HOPLITE_UCX_NET_DEVICES": self.devices()} if self.rails else {"HOPLITE_LINKS_TRANSPORT": "tcp"}
+        env = {**os.environ, "HOPLITE_TOKEN": "a token for tests", **devices, **self.variables}
+        command = ["ip", "netns", "exec", self.name, *command]
+        return subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **more)
+
+    def links(self) -> list[dict[str, Any]]:
+        with self.popen([HOPLITE, "links", "--json"]) as process:
+            (agent,) = json.loads(process.communicate(timeout=_ANSWER_SECONDS)[0])["agents"]
+        return list(agent["links"])
+
+    def lanes(self, side: str = "receiving") -> set[str]:
+        return {lane for link in self.links() if link["side"] == side for lane in link.get("lanes", [])}
+
+
+class Worker:
+    """A program on a host (see `worker.py`): one JSON object a line, each way."""
+
+    def __init__(self, host: Host, directory: str) -> None:
+        self._process = host.popen([sys.executable, WORKER, directory])
+        self.hear()
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(_line(self._process.stdout, "a worker"))
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        self.tell(do, **arguments)
+        return self.hear()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass
+class Running:
+    hosts: list[Host]
+    workers: list[Worker]
+    agents: list[subprocess.Popen[str]]
+
+
+@contextlib.contextmanager
+def cluster(*rails: int, **variables: str) -> Iterator[Running]:
+    """A live cluster: a host for each number, which is how many RDMA networks it has."""
+    hosts = [Host(number, count, variables) for number, count in enumerate(rails, 1)]
+    with contextlib.ExitStack() as stack:
+        for network in (*range(1, max(rails) + 1), 9):
+            sh(f"ip link add net{network} type bridge; ip link set net{network} up")
+            stack.callback(sh, f"ip link del net{network}")
+        for host in hosts:
+            stack.callback(subprocess.run, ["ip", "netns", "del", host.name], check=False)
+            host.set_up()
+        directory = f"{hosts[0].address}:7777"
+        agents = []
+        for host in hosts:
+            role = ["--head"] if host is hosts[0] else ["--address", directory]
+            start = [HOPLITE, "start", *role, "--host", host.address, "--json", "--memory", "200MiB"]
+            agent = host.popen(start)
+            stack.callback(agent.wait)
+            stack.callback(agent.kill)
+            agents.append(agent)
+            assert agent.stdout is not None
+            _line(agent.stdout, f"the agent of {host.name}")
+        workers = []
+        for host in hosts:
+            workers.append(Worker(host, directory))
+            stack.callback(workers[-1].close)
+        yield Running(hosts, workers, agents)
+
+
+def _line(stream: IO[str], who: str) -> str:
+    ready, _, _ = select.select([stream], [], [], _ANSWER_SECONDS)
+    assert ready, f"{who} said nothing for {_ANSWER_SECONDS:g} s"
+    line = stream.readline()
+    assert line, f"{who} ended"
+    return line

@@ -1,0 +1,132 @@
+"""Live clusters over RDMA: chosen by itself, right, and replaced by TCP when it breaks in the middle of an object."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.rdma.inside.hosts import Host, Running, cluster, sh
+from tests.tools.waiting import eventually
+
+pytestmark = pytest.mark.tier("live")
+
+MIB = 1 << 20
+SIZE = 24 * MIB
+
+
+def exchange(running: Running, number: int, size: int = 4 * MIB) -> None:
+    """Everybody puts an array; the sum of all and the array of the first are got everywhere."""
+    names = [f"part {number} {index}" for index in range(len(running.workers))]
+    for seed, (worker, name) in enumerate(zip(running.workers, names, strict=True)):
+        assert worker.ask("put_numbers", name=name, seed=seed, size=size)
+    assert running.workers[0].ask("put", name=f"one {number}", seed=77, size=size)
+    assert running.workers[0].ask("reduce", names=names, into=f"sum {number}")
+    for worker in running.workers:
+        worker.tell("get_sum", name=f"sum {number}", seeds=list(range(len(names))), size=size)
+    assert all(worker.hear() for worker in running.workers)
+    for worker in running.workers[1:]:
+        worker.tell("get", name=f"one {number}", seed=77, size=size)
+    assert all(worker.hear()["right"] for worker in running.workers[1:])
+
+
+def test_three_agents_choose_rdma_by_themselves(record_property: Callable[[str, object], None]) -> None:
+    """Broadcast, reduce and allreduce: all that is received comes over rc lanes, as UCX names them."""
+    with cluster(1, 1, 1) as running:
+        for number in range(2):
+            exchange(running, number)
+        lanes = {lane for host in running.hosts for lane in host.lanes()}
+        record_property("lanes", " ".join(sorted(lanes)))
+        assert {f"rc_verbs/rx{host.number}1:1" for host in running.hosts} & lanes
+        received = [link for host in running.hosts for link in host.links() if link["side"] == "receiving"]
+        assert {link["transport"] for link in received if link["bytes"] > MIB} == {"ucx"}
+
+
+def test_a_host_without_rdma_is_reached_over_tcp() -> None:
+    with cluster(1, 1, 0) as running:
+        exchange(running, 0)
+        addresses = {host.address: host for host in running.hosts}
+        assert len(addresses) == 3
+        transports = {link["transport"] for link in running.hosts[2].links() if link["bytes"]}
+        assert transports == {"tcp"}
+
+
+def test_two_rails(record_property: Callable[[str, object], None]) -> None:
+    with cluster(2, 2) as running:
+        assert running.workers[0].ask("put", name="one", seed=1, size=SIZE)
+        assert running.workers[1].ask("get", name="one", seed=1, size=SIZE)["right"]
+        lanes = running.hosts[1].lanes()
+        record_property("lanes", " ".join(sorted(lanes)))
+        assert {"rc_verbs/rx21:1", "rc_verbs/rx22:1"} <= lanes
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_a_sender_that_dies_or_stops(how: str, record_property: Callable[[str, object], None]) -> None:
+    """A third host has a copy: the rest comes from there."""
+    with cluster(1, 1, 1) as running:
+        holder, getter, other = running.workers[1], running.workers[0], running.workers[2]
+        assert holder.ask("put", name="one", seed=1, size=SIZE)
+        assert other.ask("get", name="one", seed=1, size=SIZE)["right"]
+        getter.tell("watched_get", name="one", seed=1, size=SIZE, tell_at=SIZE // 4)
+        assert getter.hear()["at"] >= SIZE // 4
+        running.agents[1].send_signal(signal.Signals[how])
+        done = getter.hear()
+        record_property("longest_gap_seconds", done["longest_gap_seconds"])
+        assert done["right"]
+        running.agents[1].kill()
+
+
+def drop(host: Host) -> None:
+    sh(f"tc -n {host.name} qdisc add dev {host.link(1)} root netem loss 100%")
+
+
+def stop_dropping(host: Host) -> None:
+    sh(f"tc -n {host.name} qdisc del dev {host.link(1)} root")
+
+
+BREAKS: dict[str, tuple[Callable[[Running], None], Callable[[Running], None]]] = {
+    "the receiver's port goes down": (
+        lambda running: sh(f"ip -n h2 link set {running.hosts[1].link(1)} down"),
+        lambda running: sh(f"ip -n h2 link set {running.hosts[1].link(1)} up"),
+    ),
+    "the sender's port goes down": (
+        lambda running: sh(f"ip -n h1 link set {running.hosts[0].link(1)} down"),
+        lambda running: sh(f"ip -n h1 link set {running.hosts[0].link(1)} up"),
+    ),
+    "packets are dropped": (
+        lambda running: [drop(host) for host in running.hosts] and None,
+        lambda running: [stop_dropping(host) for host in running.hosts] and None,
+    ),
+    "the switch is down": (
+        lambda _running: sh("ip link set net1 down"),
+        lambda _running: sh("ip link set net1 up"),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", list(BREAKS))
+def test_rdma_that_breaks_in_mid_object(how: str, record_property: Callable[[str, object], None]) -> None:
+    """The object is completed over TCP; after the cooldown RDMA comes back."""
+    with cluster(1, 1, HOPLITE_LINKS_COOLDOWN="3") as running:
+        holder, getter = running.workers
+        assert holder.ask("put", name="small", seed=7, size=MIB)
+        assert getter.ask("get", name="small", seed=7, size=MIB)["right"]
+        assert "rc_verbs/rx21:1" in running.hosts[1].lanes()
+        assert holder.ask("put", name="one", seed=1, size=SIZE)
+        getter.tell("watched_get", name="one", seed=1, size=SIZE, tell_at=SIZE // 4)
+        assert getter.hear()["at"] < SIZE, "it was over before it could be broken"
+        BREAKS[how][0](running)
+        done = getter.hear()
+        record_property("longest_gap_seconds", done["longest_gap_seconds"])
+        assert done["right"]
+        used = {link["transport"] for link in running.hosts[1].links() if link["side"] == "receiving" and link["bytes"]}
+        assert "tcp" in used
+        BREAKS[how][1](running)
+        number = iter(range(100))
+
+        def back() -> bool:
+            name = f"again {next(number)}"
+            assert holder.ask("put", name=name, seed=2, size=MIB)
+            assert getter.ask("get", name=name, seed=2, size=MIB)["right"]
+            return "rc_verbs/rx21:1" in running.hosts[1].lanes()
+
+        eventually(back)
