@@ -64,6 +64,14 @@ def test_the_ring_must_be_faster_than_a_tree(size: int, counts: tuple[int, ...],
     assert [choose_stripes(size, count, 125e6, Settings(slot_cost=0.0)) for count in counts] == stripes
 
 
+@pytest.mark.parametrize(("slot_cost", "first"), [(0.7e-3, 64), (0.1e-3, 2)])
+def test_from_which_size_stripes_pay_is_as_the_setting_says(slot_cost: float, first: int) -> None:
+    """At 10 Gbit/s: `Settings.slot_cost` tells operators so."""
+    sizes = [1 << mib for mib in range(10)]
+    settings = Settings(slot_cost=slot_cost)
+    assert next(mib for mib in sizes if choose_stripes(mib << 20, 8, 1.25e9, settings) > 1) == first
+
+
 def test_stripes_must_spare_more_than_their_slots_cost() -> None:
     costly = Settings(slot_cost=1e-3)
     assert [choose_stripes(size << 20, 8, 125e6, costly) for size in (1, 4, 8, 12, 16, 64)] == [1, 1, 1, 4, 4, 4]
