@@ -331,9 +331,7 @@ class Link(EchoingWay):
         return statistics.median(taken[_MORE_ECHOES - 1 :])
 
     def lanes(self) -> list[str]:
-        ask = getattr(self._transport, "lanes", None)
-        lanes = [lane for link in ask().values() for lane in link] if ask is not None else []
-        return sorted({f"{lane.transport}/{lane.device}" for lane in lanes})
+        return sorted({lane for lanes in self._transport.lanes().values() for lane in lanes})
 
     def _send(self, source: Any, size: int, frame: int, key: tuple[int, int]) -> threading.Event:
         over = threading.Event()

@@ -153,7 +153,7 @@ def test_a_name_is_taken_once() -> None:
     name = f"twice-{os.getpid()}"
     with Cluster(hosts=1, name=name) as first:
         with (
-            pytest.raises(ClusterError, match=f"'{name}' is up already.*cluster down --name {name}"),
+            pytest.raises(ClusterError, match=f"'{name}' already exists.*cluster down --name {name}"),
             Cluster(name=name),
         ):
             pass

@@ -97,7 +97,7 @@ def test_figures_for_programs_and_for_people() -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     refused = bench("--transport", "pigeons")
     assert refused.exit_code == 2
-    assert "'pigeons' is none of tcp, ucx-tcp" in refused.stderr
+    assert "'pigeons' is not one of tcp, ucx-tcp" in refused.stderr
     odd = bench("--transport", "tcp", "--no-hosts", "--frame", "3KiB")
     assert odd.exit_code == 1
     assert "use powers of two" in odd.stderr
