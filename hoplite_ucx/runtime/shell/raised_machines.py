@@ -7,7 +7,9 @@ from hoplite_ucx.protocol.events import DirectoryEvent, FromDirectory, FromNode,
 from hoplite_ucx.protocol.ids import short
 
 _STORIES = 8
-"""Of so many objects, the story is told."""
+"""The story of at most this many objects is logged, because an event may name thousands."""
+_LINES = 20
+"""The end of a story, where the reason is."""
 
 
 def tell_raised(
@@ -24,6 +26,10 @@ def tell_raised(
         about,
         exc_info=error,
     )
-    for ref in refs:
-        for when, line in machine.story(ref):
-            log.error("%.6f %s", when, line)
+    try:
+        lines = [line for ref in refs for line in machine.story(ref)[-_LINES:]]
+    except Exception:  # nothing in a machine that raised is certain, and its successor does not need the story
+        log.exception("the story cannot be told")
+        return
+    for when, line in lines:
+        log.error("%.6f %s", when, line)

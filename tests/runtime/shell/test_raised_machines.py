@@ -1,5 +1,7 @@
 """An exception inside of a machine, live: callers get an `InternalError` that names their object, and all goes on."""
 
+import logging
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,12 +10,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from hoplite_ucx.errors import InternalError
-from hoplite_ucx.protocol.events import DirectoryEffect, NodeEffect
+from hoplite_ucx.errors import HopliteError, InternalError
+from hoplite_ucx.protocol.events import DirectoryEffect, GetCall, NodeEffect
 from hoplite_ucx.protocol.messages import Put
 from hoplite_ucx.protocol.node.calls import Calls
 from hoplite_ucx.runtime.launch.cluster import agent_task
 from hoplite_ucx.runtime.local.socket_names import socket_name
+from hoplite_ucx.runtime.shell.raised_machines import tell_raised
 from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.refs import new_ref
 from hoplite_ucx.simulate.cluster import Shape, VirtualCluster
@@ -76,6 +79,30 @@ def test_an_agent_that_raises_in_every_call_fails_each_of_them(monkeypatch: pyte
             fails(lambda: here.host.get(ref), ref)
         monkeypatch.undo()
         assert np.array_equal(here.host.get(ref), LARGE)
+
+
+def test_an_agent_that_no_machine_can_succeed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("hoplite_ucx.runtime.agent.agent.signal.raise_signal", ended.append)
+    with live_cluster(1) as live, agent_here(live.address) as here, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(here.agent.machine, "successor", then_raises(lambda *_: None))
+        monkeypatch.setattr(here.agent.machine.calls, "get", then_raises(lambda *_: None))
+        getting = pool.submit(here.host.get, live.hosts[0].put(LARGE))
+        eventually(lambda: ended)
+        assert ended == [signal.SIGTERM], "as if it had been told to"
+        here.host.client.close()
+        assert isinstance(getting.exception(HANG), HopliteError)
+
+
+def test_a_story_that_cannot_be_told_keeps_nobody_from_going_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Speechless:
+        def story(self, ref: bytes) -> None:
+            raise KeyError(ref)
+
+    event = GetCall(1, new_ref().binary, None)
+    tell_raised(logging.getLogger("test"), event, ValueError("a fault of ours"), Speechless())  # type: ignore[arg-type]
+    assert "GetCall" in caplog.text
+    assert "cannot be told" in caplog.text
 
 
 def test_a_directory_whose_machine_raises_begins_anew_with_what_its_nodes_have() -> None:
