@@ -56,6 +56,12 @@ class Arithmetic:
         self._cupy.cuda.get_current_stream().synchronize()
 
 
+def supported(dtype: np.dtype[Any]) -> bool:
+    """Whether CuPy has arithmetic for a dtype, without importing CuPy. What is not defined for it on the host is not
+    defined on a device either."""
+    return dtype.isnative and (dtype.char in "?bBhHiIlLqQefdFD" or dtype.name in _WORKS_IN_FLOAT32)
+
+
 @functools.cache
 def defined(ufunc: str, dtype: np.dtype[Any], *, divides: bool = False) -> bool:
     """Whether CuPy has this operation for a dtype, with that same dtype as its result; if not, the host combines."""

@@ -15,6 +15,7 @@ _SLOW = {"GPU_DELAY_US": "5000"}
 _LAZY = {"GPU_DELAY_US": "lazy"}
 _SETTINGS = {
     "test_driver.py": ({}, _LAZY),
+    "test_reductions.py": ({}, _SLOW),
     "test_segments.py": ({}, _LAZY),
     "test_cupy_kernels.py": ({},),
     "test_store.py": ({}, _SLOW),

@@ -57,11 +57,12 @@ from hoplite_ucx.protocol.messages import Leave, StreamFault, StreamRefused, Wel
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
 from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.agent.device_kernels import DeviceKernel
 from hoplite_ucx.runtime.agent.failed_effects import calls_behind, events_instead, failure_of
 from hoplite_ucx.runtime.agent.local_streams import LocalStreams
 from hoplite_ucx.runtime.agent.peer_sessions import PeerSessions
 from hoplite_ucx.runtime.agent.slots import Combiner, Slot
-from hoplite_ucx.runtime.agent.store import Piece, SegmentSink, Store
+from hoplite_ucx.runtime.agent.store import Piece, Segment, SegmentSink, Store
 from hoplite_ucx.runtime.agent.stream_history import ReceivedStream, StreamHistory
 from hoplite_ucx.runtime.agent.workers import Workers
 from hoplite_ucx.runtime.host.addresses import host_towards
@@ -533,9 +534,9 @@ class Agent:
 
     def _combine(self, effect: Combine) -> None:
         segment = self._store[effect.segment]
-        self._store.back(segment)
         parts = [None if part is None else self._store[part] for part in effect.parts]
-        kernel = Kernel(effect.layout, effect.op, effect.offset)
+        kernel = self._kernel(effect, segment, parts)
+        self._store.back(segment)
         self._slots[effect.segment] = Slot(
             self._combiner,
             segment,
@@ -548,6 +549,18 @@ class Agent:
         )
         if kernel.failure is not None:
             self.dispatch(CombineFailed(effect.segment, kernel.failure))
+
+    def _kernel(self, effect: Combine, segment: Segment, parts: list[Segment | None]) -> Kernel:
+        """What combines there. The output is put on the first device that has a part, if that device can combine."""
+        device = segment.device
+        if device is None and not segment.memory:
+            device = next((part.device for part in parts if part is not None and part.device is not None), None)
+        if device is not None:
+            kernel = DeviceKernel(effect.layout, effect.op, effect.offset, device)
+            there = segment.device is not None
+            if there or (self._combiner.devices.ask() and kernel.supported() and self._store.back_on(segment, device)):
+                return kernel
+        return Kernel(effect.layout, effect.op, effect.offset)
 
     def _duplicate(self, effect: Duplicate) -> None:
         on_combined = partial(self._dispatch_soon, Combined(effect.segment))
@@ -603,7 +616,7 @@ class Agent:
             "workers": len(self._workers),
             "calls": self._workers.open_calls,
             "memory": {"limit": store.limit, "used": store.used, "pooled": self._store.pooled},
-            "gpu": self._store.devices.status(),
+            "gpu": {**self._store.devices.status(), "combines_on_host_because": self._combiner.devices.reason},
             "objects": store.objects,
             "largest": [
                 {

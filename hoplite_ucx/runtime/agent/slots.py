@@ -16,9 +16,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 
 import numpy as np
 
+from hoplite_ucx.gpu import segments
+from hoplite_ucx.gpu.arithmetic import bytes_on
+from hoplite_ucx.gpu.copies import copy
+from hoplite_ucx.gpu.segments import Window
+from hoplite_ucx.runtime.agent.device_kernels import DeviceCombining, DeviceKernel
 from hoplite_ucx.runtime.agent.store import Segment
 from hoplite_ucx.runtime.objects.kernels import Bytes, Kernel
 
@@ -38,44 +44,76 @@ class Combiner:
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1, "hoplite-combine")
         self._loop = threading.get_ident()
-        self._rings: list[Bytes] = []
+        self.devices = DeviceCombining()
+        self._rings: list[Ring] = []
         self._lock = threading.Lock()
 
     def is_loop(self) -> bool:
         """Whether this is the thread that made the combiner: it has other things to do than to combine."""
         return threading.get_ident() == self._loop
 
-    def take_ring(self, size: int) -> Bytes:
+    def take_ring(self, size: int, device: int | None = None) -> "Ring":
+        """Memory for a part that waits, where it is combined."""
         if size >= RING:
             with self._lock:
-                if self._rings:
-                    return self._rings.pop()
-        return np.empty(min(size, RING), np.uint8)
+                for index, ring in enumerate(self._rings):
+                    if ring.device == device:
+                        return self._rings.pop(index)
+        if device is not None:
+            memory = segments.create(segments.size_class(min(size, RING)), device)
+            window = memory.window()[: min(size, RING)]
+            memory.close()  # the window keeps it
+            return Ring(window)
+        return Ring(np.empty(min(size, RING), np.uint8).data)
 
-    def return_ring(self, ring: Bytes) -> None:
-        if len(ring) == RING:
+    def return_ring(self, ring: "Ring") -> None:
+        if len(ring.memory) == RING:
             with self._lock:
                 if len(self._rings) < _RINGS_KEPT:
                     self._rings.append(ring)
 
     def close(self) -> None:
         self.executor.shutdown(wait=True, cancel_futures=True)
+        self.devices.close()
+
+
+class Ring:
+    """Memory of bounded size, which streams write to, and as an array to combine with."""
+
+    def __init__(self, memory: memoryview | Window) -> None:
+        self.memory = memory
+        self.device = memory.device if isinstance(memory, Window) else None
+
+    @cached_property
+    def array(self) -> Bytes:
+        memory = self.memory
+        array: Bytes = bytes_on(memory) if isinstance(memory, Window) else np.frombuffer(memory, np.uint8)
+        return array
 
 
 class Part:
-    """One part of a slot: memory that is here (a segment, or bytes that came at once), or what streams in."""
+    """One part of a slot: memory that is here (a segment, or bytes that came at once), or what streams in.
 
-    def __init__(self, index: int, segment: Segment | None, start: int) -> None:
+    A local part may be `foreign`: on another device than the output, or on the host when that is on a device. It is
+    copied to where the output is, piece by piece, as it is combined."""
+
+    def __init__(self, index: int, segment: Segment | None, start: int, device: int | None) -> None:
         self.index = index
         self.segment = segment
-        self.memory: Bytes | None = segment.array if segment is not None else None
+        self.foreign = segment is not None and segment.device != device
+        self.given: Bytes | None = None
         self.in_place = False
         """Whether its stream is received straight into the output."""
-        self.ring: Bytes | None = None
+        self.ring: Ring | None = None
         self.origin = 0
         """Which of the part's bytes lies at the ring's beginning."""
         self.received = self.combined = start
         self.sink: PartSink | None = None
+
+    @property
+    def memory(self) -> Bytes | None:
+        """All of it, where it is combined; None if it is not there."""
+        return self.segment.array if self.segment is not None and not self.foreign else self.given
 
     def available(self) -> int:
         return self.segment.watermark() if self.segment is not None else self.received
@@ -102,8 +140,9 @@ class Slot:
         self._kernel = kernel
         self._divisor = divisor
         self._final = start
-        self._parts = [Part(index, part, start) for index, part in enumerate(parts)]
-        for part in self._parts[: 1 if parts[0] is None else 2]:
+        self._parts = [Part(index, part, start, segment.device) for index, part in enumerate(parts)]
+        # A foreign first part is copied into the output, which is then no place for the second.
+        for part in self._parts[: 1 if parts[0] is None or self._parts[0].foreign else 2]:
             part.in_place = part.segment is None
         self._on_combined = on_combined
         self._on_failed = on_failed
@@ -116,13 +155,20 @@ class Slot:
         for part in self._parts:
             if part.segment is not None:
                 part.segment.subscribe(self._risen)
+        if segment.device is not None:
+            for part in self._parts:  # now, when it is no surprise that the device has no memory left
+                if part.foreign or (part.segment is None and not part.in_place):
+                    part.ring = combiner.take_ring(segment.size, segment.device)
+        if isinstance(kernel, DeviceKernel) and not kernel.ready:
+            combiner.devices.prepare(kernel, self._advance_soon, self._not_prepared)
         self._advance_soon()
 
     def supply(self, index: int, data: bytes) -> None:
         """All of a small part at once."""
         with self._lock:
             part = self._parts[index]
-            part.memory = np.frombuffer(data, np.uint8)
+            assert self.segment.device is None, "small objects are not on devices"
+            part.given = np.frombuffer(data, np.uint8)
             part.received = len(data)
         self._advance_soon()
 
@@ -158,6 +204,13 @@ class Slot:
         with suppress(RuntimeError):  # the node is closing
             self._combiner.executor.submit(self.advance)
 
+    def _not_prepared(self, error: Exception) -> None:
+        """The device has no kernel for this slot."""
+        with self._lock:
+            self._done = True
+            self._let_go()
+        self._on_failed(error)
+
     def _look_again(self) -> None:
         """For who held the lock and combined nothing: whoever came meanwhile has gone, and counts on it."""
         if self._dirty:
@@ -166,6 +219,8 @@ class Slot:
     def advance(self, arriving: "PartSink | None" = None) -> None:
         """Combine as far as the parts have come. The sink whose bytes arrived looks for itself what became of them."""
         self._dirty = True
+        if self._kernel is not None and not self._kernel.ready:
+            return  # whoever makes it ready looks again
         while self._dirty and not self._done:
             if not self._lock.acquire(blocking=False):
                 return  # whoever holds it looks again
@@ -224,15 +279,20 @@ class Slot:
             end = self._kernel.floor(end)
             if end > self._final:
                 self._kernel.divide(self.segment.array, self._final, end, self._divisor)
+                self._kernel.settle()
         self._final = end
         if end > self.segment.watermark():
             self.segment.raise_watermark(end)
 
     def _take_first(self, part: Part, goal: int) -> int:
-        """The first part is not touched: the second is combined with it where it lies. Alone, it is copied."""
-        if len(self._parts) == 1 and part.memory is not None:
+        """The first part is not touched: the second is combined with it where it lies. Alone, or if it lies on another
+        device, it is copied."""
+        if part.segment is not None and (part.foreign or len(self._parts) == 1):
             goal = min(goal, part.combined + STEP)
-            self.segment.array[part.combined : goal] = part.memory[part.combined : goal]
+            copy(self.segment.memory[part.combined : goal], part.segment.memory[part.combined : goal])
+        elif part.given is not None and len(self._parts) == 1:
+            goal = min(goal, part.combined + STEP)
+            self.segment.array[part.combined : goal] = part.given[part.combined : goal]
         return goal
 
     def _take(self, part: Part, goal: int, kernel: Kernel) -> int:
@@ -240,19 +300,26 @@ class Slot:
         first = self._parts[0].memory
         left = first if part.index == 1 and first is not None else self.segment.array
         goal = min(goal, start + STEP)
-        if part.memory is not None:
-            right, shift = part.memory, 0
+        if (memory := part.memory) is not None:
+            right, shift = memory, 0
+        elif part.segment is not None:  # foreign
+            if goal <= start:
+                return start
+            part.ring = part.ring or self._combiner.take_ring(self.segment.size, self.segment.device)
+            right, shift = part.ring.array, start
+            copy(part.ring.memory[: goal - start], part.segment.memory[start:goal])
         elif part.in_place:
             right, shift = self.segment.array, 0
         else:
             if goal <= start or part.ring is None:
                 return start
-            right = part.ring
+            right = part.ring.array
             place = (start - part.origin) % len(right)
             shift = start - place
             goal = min(goal, start + len(right) - place)
         if goal > start:
             kernel.combine(self.segment.array, left, right, start, goal, shift)
+            kernel.settle()  # before anybody hears of it, or writes to the ring again
         return max(goal, start)
 
     def _let_go(self) -> None:
@@ -262,19 +329,18 @@ class Slot:
 
     # --- streams, by their sinks -------------------------------------------------------------------------------
 
-    def window(self, part: Part, offset: int, length: int) -> memoryview:
+    def window(self, part: Part, offset: int, length: int) -> memoryview | Window:
         if part.in_place:
-            memory = self.segment.memory
-            assert isinstance(memory, memoryview)
-            return memory[offset : offset + length]
+            return self.segment.memory[offset : offset + length]
         if part.ring is None:
-            part.ring = self._combiner.take_ring(self.segment.size)
+            part.ring = self._combiner.take_ring(self.segment.size, self.segment.device)
         if part.combined == offset:
             # Nothing waits: what comes goes where the ring was used last, which the processor has in its cache.
             # Aligned, so that the ring's end cuts no element.
             part.origin = offset - offset % _ALIGNMENT
-        place = (offset - part.origin) % len(part.ring)
-        return part.ring.data[place : min(place + length, len(part.ring))]
+        room = len(part.ring.memory)
+        place = (offset - part.origin) % room
+        return part.ring.memory[place : min(place + length, room)]
 
     def room(self, part: Part) -> int:
         """How far a part may run ahead of what was combined."""
@@ -297,14 +363,13 @@ class Slot:
 class PartSink:
     """The sink of one stream into one part."""
 
-    device: int | None = None
-
     def __init__(self, slot: Slot, part: Part) -> None:
+        self.device = slot.segment.device
         self._slot = slot
         self._part = part
         self._grown: Callable[[], None] | None = None
 
-    def window(self, offset: int, length: int) -> memoryview:
+    def window(self, offset: int, length: int) -> memoryview | Window:
         return self._slot.window(self._part, offset, length)
 
     def arrived(self, end: int) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hoplite_ucx.gpu.arithmetic import bytes_on
 from hoplite_ucx.gpu.copies import copy
 from hoplite_ucx.gpu.driver import CudaError
 from hoplite_ucx.gpu.segments import DeviceMemory, Window
@@ -97,10 +98,10 @@ class Segment:
 
     @property
     def array(self) -> Bytes:
-        """The memory, for arithmetic on the host."""
+        """The memory, for arithmetic where it is: on a device it is an array of CuPy, which whoever asks has loaded."""
         if self._array is None or len(self._array) != self.size:
-            assert isinstance(self.memory, memoryview)
-            self._array = np.frombuffer(self.memory, np.uint8)
+            memory = self.memory
+            self._array = bytes_on(memory) if isinstance(memory, Window) else np.frombuffer(memory, np.uint8)
         return self._array
 
     def watermark(self) -> int:

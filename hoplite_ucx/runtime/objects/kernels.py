@@ -5,7 +5,7 @@ combined as a sum: slots nest, and only the slot that makes the whole sum divide
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,12 @@ _UFUNCS: dict[Operation, np.ufunc] = {
     Operation.OR: np.bitwise_or,
     Operation.XOR: np.bitwise_xor,
 }
+
+
+def ufunc_name(op: Operation) -> str:
+    """Also that of the same function in CuPy."""
+    return _UFUNCS[op].__name__
+
 
 _COUNTING = (Operation.SUM, Operation.MEAN, Operation.PROD)
 _INTEGERS = "biu"
@@ -89,8 +95,11 @@ class Kernel:
     """Combines ranges of an object, or of a piece of one that begins at `offset`. If the operation is not defined,
     `failure` says why, and nothing may be combined."""
 
+    ready = True
+    """Whether it can be used now. One on a device must be compiled first."""
+
     def __init__(self, layout: bytes, op: Operation, offset: int = 0) -> None:
-        self._ufunc = _UFUNCS[op]
+        self._ufunc: Callable[..., Any] = _UFUNCS[op]
         self._runs: list[tuple[int, int, np.dtype[Any]]] = []
         self.failure: Failure | None = None
         try:
@@ -137,6 +146,9 @@ class Kernel:
         assert self.failure is None
         for low, high, dtype in self._between(start, end):
             _divide(out[low:high].view(dtype), divisor)
+
+    def settle(self) -> None:
+        """Wait until what was combined is there for others. On the host it always is."""
 
     def _between(self, start: int, end: int) -> Sequence[tuple[int, int, np.dtype[Any]]]:
         """The arrays, or pieces of them, in that range."""
