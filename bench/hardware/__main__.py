@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("port", nargs="?", type=int, default=_PORT)
     parser.add_argument("--here", help="the address of the running host, if it cannot find it by itself")
     parser.add_argument("--size", type=int, default=256, help="MiB of each measured transfer")
+    parser.add_argument("--long", type=int, default=512, help="MiB of each transfer whose process is killed meanwhile")
     parser.add_argument("--only", default="", help="run only checks whose names contain this")
     given = parser.parse_args()
     token = os.environ.get("HOPLITE_TOKEN", "").encode()
@@ -30,7 +31,8 @@ def main() -> int:
         if given.role == "serve":
             serve(given.address, given.port, token)
             return 0
-        report = run(given.address, given.port, token, here=given.here, size=given.size << 20, only=given.only)
+        sizes = {"size": given.size << 20, "long": given.long << 20}
+        report = run(given.address, given.port, token, here=given.here, only=given.only, **sizes)
     except (AssertionError, OSError, TransportError) as error:
         sys.stderr.write(f"ci/hardware: {error}\n")
         return 1

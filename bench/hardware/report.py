@@ -37,12 +37,17 @@ __all__ = ["not_tried", "run"]
 _GRANULES = (64 << 10, 1 << 20, 4 << 20)
 _REPEAT = 5
 _PERFTEST_SECONDS = 60
+_MEASURE_SECONDS = 4.0
+_LEAST_MESSAGES = 10
 _ME, _THEM = 2, 9
 _SEED = 1
 _RDMA = ("rc", "dc", "ud", "srd")
 
 
-def run(address: str, port: int, token: bytes, *, here: str | None, size: int, only: str = "") -> dict[str, Any]:
+def run(
+    address: str, port: int, token: bytes, *, here: str | None, size: int, long: int, only: str = ""
+) -> dict[str, Any]:
+    """`long` is the size of a transfer that does not end before its process is killed."""
     with connected(address, port, token, here) as peer:
         settings = load().ucx
         machines = {"here": dataclasses.asdict(detect()), "there": peer.ask("machine")}
@@ -53,11 +58,11 @@ def run(address: str, port: int, token: bytes, *, here: str | None, size: int, o
             "machines": machines,
             "lanes": throughput[-1]["lanes"],
             "checks": checks,
-            "kills": _kills(peer),
+            "kills": _kills(peer, long),
             "registration": _registration(peer, size),
             "throughput": throughput,
             "rails": _rails(peer, settings, size),
-            "ucx_perftest": _perftest(peer, address),
+            "ucx_perftest": _perftest(peer, address, throughput[-1]["bytes_per_second"]),
         }
     return report | {"not_tried_on_hardware": not_tried(report["lanes"])}
 
@@ -89,9 +94,8 @@ def _check(peer: Peer, check: Callable[[Maker], None]) -> dict[str, Any]:
     }
 
 
-def _kills(peer: Peer) -> dict[str, float]:
+def _kills(peer: Peer, size: int) -> dict[str, float]:
     """Seconds until the receiver knows: of a kill by itself; of a stop, until a cancelled stream has let go."""
-    size = 512 << 20
 
     def begun(end: HardwareEndpoint, process: RemoteProcess) -> Receiving:
         key = next_key()
@@ -187,9 +191,16 @@ def _rails(peer: Peer, settings: UcxSettings, size: int) -> list[dict[str, Any]]
     return measured
 
 
-def _perftest(peer: Peer, address: str) -> dict[str, Any]:
+def perftest_messages(bytes_per_second: float) -> int:
+    """How many messages of 1 MiB take a few seconds on a link as fast as this: a fixed number takes minutes on some."""
+    return max(_LEAST_MESSAGES, round(_MEASURE_SECONDS * bytes_per_second / (1 << 20)))
+
+
+def _perftest(peer: Peer, address: str, bytes_per_second: float) -> dict[str, Any]:
     """UCX's own figure for messages of 1 MiB under the same settings, where both hosts have the tool."""
-    command = perftest_command(address, "-t", "tag_bw", "-s", str(1 << 20), "-n", "2000", "-w", "100", "-f")
+    messages = perftest_messages(bytes_per_second)
+    counts = ("-n", str(messages), "-w", str(max(1, messages // 20)))
+    command = perftest_command(address, "-t", "tag_bw", "-s", str(1 << 20), *counts, "-f")
     if command is None or not peer.ask("perftest"):
         return {"missing": "ucx_perftest is not on both hosts"}
     time.sleep(1)  # it says nothing when it is ready

@@ -56,7 +56,7 @@ def test_two_rails(record_property: Callable[[str, object], None]) -> None:
         assert running.workers[1].ask("get", name="one", seed=1, size=SIZE)["right"]
         lanes = running.hosts[1].lanes()
         record_property("lanes", " ".join(sorted(lanes)))
-        assert {"rc_verbs/rx21:1", "rc_verbs/rx22:1"} <= lanes
+        assert {"rc_verbs/rx21:1", "rc_verbs/rx22:1"} <= lanes, running.hosts[1].links()
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
@@ -110,7 +110,7 @@ def test_rdma_that_breaks_in_mid_object(how: str, record_property: Callable[[str
         holder, getter = running.workers
         assert holder.ask("put", name="small", seed=7, size=MIB)
         assert getter.ask("get", name="small", seed=7, size=MIB)["right"]
-        assert "rc_verbs/rx21:1" in running.hosts[1].lanes()
+        assert "rc_verbs/rx21:1" in running.hosts[1].lanes(), running.hosts[1].links()
         assert holder.ask("put", name="one", seed=1, size=SIZE)
         getter.tell("watched_get", name="one", seed=1, size=SIZE, tell_at=SIZE // 4)
         assert getter.hear()["at"] < SIZE, "it was over before it could be broken"
