@@ -31,8 +31,8 @@ class Costs:
 
 
 def choose_granule(size: int, depth: int, bandwidth: float, settings: Settings) -> int:
-    """The chunk that a relay waits for: small for deep trees, but never so small that hand-overs cannot keep up. That
-    takes the configured hand-over, which is work; the measured one is mostly waiting, and would let granules grow."""
+    """The chunk that a relay waits for: small for deep trees, but never so small that hand-overs cannot keep up. It
+    uses the configured hand-over, which is work; the measured one is mostly waiting, and would make granules grow."""
     by_depth = size / (_GRANULES_PER_HOP * max(1, depth))
     # Filling the pipeline takes depth * g / B, the chunks size / g * work: from here on the former is more.
     by_work = math.sqrt(settings.chunk_work * bandwidth * size / max(1, depth))
@@ -47,17 +47,17 @@ def hop_delay(granule: int, bandwidth: float, costs: Costs) -> float:
 
 
 def choose_degree(size: int, count: int, bandwidth: float, costs: Costs) -> int:
-    """How many terms a slot takes: a chain for what is large, a star for what is small, a tree between them."""
+    """How many terms a slot takes: a chain for large objects, a star for small ones, a tree between them."""
     degree, _ = _best_tree(size, count, bandwidth, costs)
     return degree
 
 
 def choose_stripes(size: int, count: int, bandwidth: float, settings: Settings) -> int:
-    """Into how many stripes a target is laid that the hosts of all its sources get, along a ring of them: that spares
-    every link 1/count of its load, and short pieces make short hops. A stripe spares one link its way in, and the link
-    before that its way out, so links are loaded alike if every host is the end of one, or every second. Half as many
-    are half the slots, one a host and stripe, but every second host begins and ends a piece later. It is 1 if a tree
-    is as fast."""
+    """Into how many stripes to cut a target that the hosts of all its sources get, along a ring of them. That saves
+    every link 1/count of its load, and short pieces make short hops. A stripe saves one link its way in, and the link
+    before that its way out, so links have equal load if a stripe ends at every host, or at every second. Half as many
+    stripes need half the slots (one per host and stripe), but every second host begins and ends a piece later. It is 1
+    if a tree is as fast."""
     if count < 3:
         return 1
     costs = Costs(settings)
@@ -72,13 +72,13 @@ def choose_stripes(size: int, count: int, bandwidth: float, settings: Settings) 
 
     stripes = min([count] if count % 2 else [count, count // 2], key=duration)
     _, combining = _best_tree(size, count, bandwidth, costs)
-    # Cards that take in terms take in the target too, and so combining takes a transfer longer than by itself.
+    # Cards that receive terms receive the target too, so combining takes a transfer longer than alone.
     tree = combining + size / bandwidth + _spreading(size, count - 1, bandwidth, costs) + count * settings.slot_cost
     return stripes if duration(stripes) < tree else 1
 
 
 def _best_tree(size: int, count: int, bandwidth: float, costs: Costs) -> tuple[int, float]:
-    """The degree of the tree in which so many sources are combined soonest, and the time that it takes."""
+    """The degree of the tree that combines this many sources soonest, and the time that it takes."""
     granule = choose_granule(size, count, bandwidth, costs.settings)
 
     def duration(degree: int) -> float:
@@ -91,8 +91,8 @@ def _best_tree(size: int, count: int, bandwidth: float, costs: Costs) -> tuple[i
 
 
 def _spreading(size: int, receivers: int, bandwidth: float, costs: Costs) -> float:
-    """How long after its root the last of the receivers has an object: each that gets it feeds one that is a hop behind
-    it, and then others, one after the other."""
+    """How long after its root the last receiver has an object: each receiver feeds one that is a hop behind it, and
+    then others, one after the other."""
     hop = hop_delay(choose_granule(size, receivers, bandwidth, costs.settings), bandwidth, costs)
     one_by_one = costs.latency + size / bandwidth
     soonest = [hop]
@@ -105,7 +105,7 @@ def _spreading(size: int, receivers: int, bandwidth: float, costs: Costs) -> flo
 
 
 def _tree_of(count: int, degree: int) -> tuple[int, int]:
-    """Its height, and how many terms the widest slot takes: the root takes all that the others have left."""
+    """Its height, and how many terms the widest slot takes: the root takes all remaining terms."""
     full = [1]  # the sources below a full term of each height
     while full[-1] * degree + 1 < count:
         full.append(full[-1] * degree + 1)

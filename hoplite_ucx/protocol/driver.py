@@ -2,11 +2,11 @@
 
 Events are fed in and handled one after the other; the effects of each are performed, in order, before the next one is
 handled. Performing an effect may feed further events: they wait their turn. When nothing is left to handle, the shell
-hears when the machine must be woken.
+learns when the machine must be woken.
 
 A machine that raises is over: in the middle of an event its state is neither that before it nor that after it. The
-event's effects are dropped, and so are the events that still waited for that machine. The shell then says by which
-machine it is succeeded (see `Directory.successor` and `NodeState.successor`), and the driver goes on with that one.
+event's effects are dropped, and so are the events that still waited for that machine. The shell then provides its
+successor (see `Directory.successor` and `NodeState.successor`), and the driver continues with that machine.
 """
 
 from collections import deque

@@ -29,7 +29,7 @@ class FailureKind(enum.StrEnum):
 
 
 class Failure(Struct, frozen=True, array_like=True):
-    """A typed error on its way to whoever must hear of it."""
+    """A typed error on its way to its caller."""
 
     kind: FailureKind
     detail: str
@@ -47,7 +47,7 @@ class Failure(Struct, frozen=True, array_like=True):
 
 
 def internal(where: str, doing: str, error: Exception) -> Failure:
-    """A fault of ours in the agent or the directory, as users are told of it."""
+    """A bug of ours in the agent or the directory, as an error for users."""
     detail = f"{doing} failed in the {where}: {type(error).__name__}: {error}"
     return Failure(FailureKind.INTERNAL, detail, f"see the {where}'s messages, and report this")
 
@@ -111,7 +111,7 @@ class HopliteError(Exception):
 
     @property
     def ref(self) -> ObjectRef | None:
-        """The object that it is about, where there is one; None also if what was given could not be the ref of any."""
+        """The object that it is about, where there is one; None also if the call was given an invalid ref."""
         name = self.failure.ref
         return ObjectRef(name) if name is not None and len(name) == REF_BYTES else None
 
@@ -162,7 +162,7 @@ class ClosedError(HopliteError):
 
 
 class InternalError(HopliteError):
-    """Something failed inside of the runtime that should not: a fault of this library, to be reported."""
+    """Something failed inside the runtime that should not: a bug in this library; please report it."""
 
 
 _EXCEPTIONS: dict[FailureKind, type[HopliteError]] = {

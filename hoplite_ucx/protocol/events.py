@@ -55,7 +55,7 @@ DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | Tick
 
 
 Failing: TypeAlias = "DirectoryEvent | NodeEvent"
-"""What a machine may raise over."""
+"""Events during which a machine may raise."""
 
 
 def refs_in(event: Failing) -> list[bytes]:
@@ -77,7 +77,7 @@ def refs_in(event: Failing) -> list[bytes]:
 
 
 class SendNode(_Local, frozen=True):
-    """`patient`: nobody waits for it, and it may go with what is said next; but not after that."""
+    """`patient`: it is not urgent, and may go with the next message, but not after it."""
 
     node: NodeId
     message: ToNode
@@ -103,7 +103,7 @@ DirectoryEffect: TypeAlias = SendNode | Probe | Disconnect
 
 class PutCall(_Local, frozen=True):
     """A user begins to put; `data` has the bytes of an object below the inline limit. `fresh`: its ref was made for
-    this put, so that nobody can have put or deleted it before."""
+    this put, so no other put or delete of it can exist."""
 
     call: CallId
     ref: bytes
@@ -164,17 +164,17 @@ class DescribeCall(_Local, frozen=True):
 
 
 UserCall: TypeAlias = PutCall | GetCall | WaitCall | DeleteCall | ReduceCall | ContributorsCall | DescribeCall
-"""What a user waits for the answer of."""
+"""Calls that a user waits for."""
 
 
 class CancelCall(_Local, frozen=True):
-    """The caller is gone or gave up: nobody hears an answer. A put that was not finished is aborted."""
+    """The caller is gone or gave up: it reads no answer. A put that was not finished is aborted."""
 
     call: CallId
 
 
 class Unpin(_Local, frozen=True):
-    """The memory that a get gave out is not used any more."""
+    """The memory that a get returned is not used any more."""
 
     call: CallId
 
@@ -230,7 +230,7 @@ class CombinedBytes(_Local, frozen=True):
 
 
 class CombineFailed(_Local, frozen=True):
-    """What a `Combine` (by its segment) or a `CombineBytes` (by its version) asked for has no meaning for such objects:
+    """What a `Combine` (by its segment) or a `CombineBytes` (by its version) asked for is not defined for such objects:
     nothing was combined, and the segment's watermark stays where it was."""
 
     what: int | Version
@@ -282,7 +282,7 @@ class ConnectDirectory(_Local, frozen=True):
 
 
 class DisconnectDirectory(_Local, frozen=True):
-    """The session is of no use any more; no event follows."""
+    """Close the session; no event follows."""
 
 
 class SendDirectory(_Local, frozen=True):
@@ -331,7 +331,7 @@ class Free(_Local, frozen=True):
 class Combine(_Local, frozen=True):
     """Fill a segment from `start` on by combining parts, in order and as far as each has come: segments of this node,
     or (None) what streams into that part. Part i is combined only as far as part i-1 was; `Combined` follows the last
-    byte. If it has no meaning, `CombineFailed` is the next event, and what streams in is dropped."""
+    byte. If the operation is undefined, `CombineFailed` is the next event, and what streams in is dropped."""
 
     segment: int
     size: int
@@ -410,7 +410,7 @@ class PutReady(_Local, frozen=True):
 
 
 class PutDone(_Local, frozen=True):
-    """Of a small object under a fresh ref this is said before the directory has named its version."""
+    """For a small object under a fresh ref this comes before the directory has assigned its version."""
 
     call: CallId
     version: Version | None

@@ -1,4 +1,4 @@
-"""The names that every part of the protocol speaks of: refs, nodes, versions, streams, calls.
+"""The names that every part of the protocol uses: refs, nodes, versions, streams, calls.
 
 They are made outside (a shell draws refs and node identities at random, the simulator counts) because the
 protocol has no randomness of its own; here are only their forms and the few rules that relate them.

@@ -1,4 +1,4 @@
-"""What a *reader* may ask of the directory: is a small object there? It is answered at once, and nothing changes.
+"""What a *reader* may ask the directory: does it have a small object? The answer comes at once, and nothing changes.
 
 A reader is a worker, not a node: it never joins, and is never sent anything but the answer to its last question, which
 is a ref and nothing else. So the shells keep its session apart, and these are the only forms that travel there.
@@ -32,7 +32,8 @@ class Found(_Answer, frozen=True):
 
 
 class Absent(_Answer, frozen=True):
-    """There is nothing to be given here and now. It says nothing more: the object may be large, deleted or to come."""
+    """The directory has nothing to give now. It says nothing more: the object may be large, deleted or still to
+    come."""
 
     ref: Ref
 

@@ -2,7 +2,7 @@
 
 The structs are what the machines handle and, in MessagePack, what travels. Decoding checks forms and bounds
 every length before anything else looks at a message; what a message *means* is checked by the machine that
-handles it. Three tagged unions, one per direction, so that nobody can be sent what is not meant for it.
+handles it. Three tagged unions, one per direction, so that no process gets a message that is not for it.
 """
 
 import enum
@@ -122,7 +122,7 @@ class Poll(_ToDirectory, frozen=True):
 
 
 class Origin(Struct, frozen=True, array_like=True):
-    """How a decided target came about. Whoever has a copy keeps it, so that a new directory can be told."""
+    """How a decided target was made. Nodes with a copy keep it, to report it to a new directory."""
 
     spec: Reduce
     contributors: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)]
@@ -158,7 +158,7 @@ class Partial(Struct, frozen=True, array_like=True):
 
 
 class SlotReport(Struct, frozen=True, array_like=True):
-    """A slot that a joining node runs, as it was bound, and the parts that it still lacks."""
+    """A slot that a joining node runs, as it was bound, and the parts that it still needs."""
 
     bind: "Bind"
     missing: Annotated[tuple[Version, ...], Meta(max_length=_MAX_LIST)]
@@ -247,7 +247,7 @@ class Want(_ToDirectory, frozen=True):
 
 
 class Unwant(_ToDirectory, frozen=True):
-    """Nobody here waits for the ref any more. A transfer that runs goes on: others may depend on it."""
+    """No call here waits for the ref any more. A running transfer continues: others may depend on it."""
 
     ref: Ref
 
@@ -275,7 +275,7 @@ class Halted(_ToDirectory, frozen=True):
 
 
 class Bound(_ToDirectory, frozen=True):
-    """The node has taken a slot and has memory for it; the parts it lacks must be sent to it."""
+    """The node has taken a slot and has memory for it; the parts that it needs must be sent to it."""
 
     version: Version
     number: Number
@@ -298,7 +298,8 @@ class CombinedInline(_ToDirectory, frozen=True):
 
 
 class Unfit(_ToDirectory, frozen=True):
-    """What the node was given to combine, as a slot or inline, nobody can combine so; it has let go of it."""
+    """The operation is not defined for the objects that the node was given, as a slot or inline; it has dropped
+    them."""
 
     version: Version
     detail: Text
@@ -457,7 +458,7 @@ class Assemble(_ToNode, frozen=True):
 class Bind(_ToNode, frozen=True):
     """Combine these parts, in this order, into a version of your own. The newest number wins.
 
-    Combine only from `start` on: whoever pulls has what is below. `resume`: you were getting the version yourself and
+    Combine only from `start` on: the receivers have what is below. `resume`: you were getting the version yourself and
     have received it as far as `start`, or a few bytes more; that stays, and you will have all of it. With `offset` it
     is a slot of a stripe: of the first part, a source that is here, only `size` bytes from there on go in.
     """
@@ -554,7 +555,7 @@ class Deleted(_ToNode, frozen=True):
 
 
 class Reduced(_ToNode, frozen=True):
-    """The reduction is known to the directory, which sees to the rest; or why it is not."""
+    """The directory knows of the reduction and does the rest; or why it was refused."""
 
     call: Call
     failure: Failure | None = None
@@ -569,7 +570,7 @@ class Contributors(_ToNode, frozen=True):
 class ObjectState(enum.StrEnum):
     """What a get of a ref would meet."""
 
-    UNKNOWN = "unknown"  # nobody has put it, or it was lost: a get waits for a put
+    UNKNOWN = "unknown"  # it was never put, or it was lost: a get waits for a put
     COMING = "coming"  # it is being put, or reduced
     READY = "ready"
     FAILED = "failed"  # a reduction that cannot be carried out
@@ -618,8 +619,8 @@ class Rejected(_ToNode, frozen=True):
 
 
 class Unhandled(_ToNode, frozen=True):
-    """The directory failed while it handled what this node asked, and begins anew with what its nodes have. These
-    calls, and whatever waits for these refs, are over."""
+    """The directory failed while it handled a request of this node, and starts again with what its nodes have. These
+    calls, and those that wait for these refs, have failed."""
 
     failure: Failure
     calls: Annotated[tuple[Call, ...], Meta(max_length=_MAX_LIST)]
@@ -671,7 +672,7 @@ class StreamRequest(_ToPeer, frozen=True):
     granule: Annotated[int, Meta(ge=1)]
     rate: Rate
     for_slot: bool = False
-    """What a slot or a target in stripes pulls was counted with it, and is not refused for want of streams."""
+    """What a slot or a target in stripes pulls was counted with it, and is not refused when streams run out."""
     rank: Rank = 0
     """That of its placement."""
 

@@ -1,4 +1,4 @@
-"""How long whoever made a machine raise is kept waiting, so that a fault that comes back is not an endless storm.
+"""How long a node that made a machine raise must wait, so that a recurring bug does not become an endless storm.
 
 The first time costs nothing: most faults do not come back. After that the wait doubles each time, until there has been
 quiet for long.

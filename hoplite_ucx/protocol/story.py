@@ -1,8 +1,8 @@
 """What happened to one object, kept short and told in order: the first thing to read when something went wrong.
 
 Entries are kept as tuples and turned into words only when someone asks, because they are written on every
-step and read almost never. The entries of one object and the number of objects are bounded, and of objects that are
-over only the latest are remembered.
+step and read almost never. The entries of one object and the number of objects are bounded, and of finished
+objects only the latest are remembered.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""Timers of a machine that has no clock: it keeps what is due, its shell tells it when to look.
+"""Timers of a machine that has no clock: it keeps what is due, and its shell wakes it.
 
 Each timer has a key; setting a key again moves it, so that there is never more than one of a kind.
 """

@@ -4,8 +4,8 @@ Everything that is counted twice (a stream stands with its receiver, its sender,
 counted again from the receivers and compared. The cost is linear in what the directory knows, so that a simulation
 can afford it after every event.
 
-Of reductions it says that sources and slots are a tree in which each stands once, that the tree, the records and the
-streams between slots agree, and that whatever could be done at once has been done.
+For reductions it asserts that sources and slots are a tree in which each appears once, that the tree, the records and
+the streams between slots agree, and that everything that could be done at once has been done.
 """
 
 import math
@@ -189,7 +189,7 @@ def _check_stripes(directory: Directory, record: Record, broadcast: Broadcast) -
 
 
 def _check_roles(record: Record, broadcast: Broadcast) -> None:
-    """A node is one of copy, producer, receiver; whoever is one is involved, and whoever can send is in the pool."""
+    """A node is one of copy, producer, receiver; it is then involved, and if it can send, it is in the pool."""
     version, copies, receivers, producer = broadcast.version, broadcast.copies, broadcast.receivers, broadcast.producer
     streamed = broadcast.inline is None
     locations = broadcast.pool.locations if streamed else {}
@@ -214,7 +214,7 @@ def _check_roles(record: Record, broadcast: Broadcast) -> None:
 
 
 def _check_receivers(broadcast: Broadcast, numbers: set[int], streams: _Streams) -> None:
-    """One parent each, listed by it and by nobody else; the watermark within the object; numbers never used twice."""
+    """One parent each, listed by it and by no other; the watermark within the object; numbers never used twice."""
     version, waiting, locations = broadcast.version, broadcast._waiting, broadcast.pool.locations
     streaming = 0
     for key, receiver in broadcast.receivers.items():
@@ -263,7 +263,7 @@ def _check_slot_receivers(directory: Directory, broadcast: Broadcast) -> None:
 
 
 def _check_no_cycles(broadcast: Broadcast) -> None:
-    """Going up from any receiver one comes to a root, or to a receiver that will be placed again."""
+    """The way up from any receiver ends at a root, or at a receiver that will be placed again."""
     receivers = broadcast.receivers
     sound: set[ReceiverKey] = set()
     for key in receivers:
@@ -443,7 +443,7 @@ def _check_slot(directory: Directory, name: str, ref: bytes, slot: Slot, reducti
 
 
 def _check_nothing_held(directory: Directory, what: str, slot: Slot) -> None:
-    """While nobody has room for a slot, nobody holds memory for those above it that wait for it."""
+    """While no node has room for a slot, no node holds memory for the slots above that wait for it."""
     if slot.homeless_since is None or directory.table.has_copy(slot.ref):
         return
     above = slot.parent
@@ -453,7 +453,7 @@ def _check_nothing_held(directory: Directory, what: str, slot: Slot) -> None:
 
 
 def _check_fed(directory: Directory, what: str, slot: Slot, host: NodeId, reduction: Reduction) -> None:
-    """What a bound slot lacks is sent to it, unless it is gone and must be replaced."""
+    """The parts that a bound slot still needs are sent to it, unless they are gone and must be replaced."""
     for part in slot.parts:
         record = directory.records.get(part)
         broadcast = record.broadcast if record is not None else None
@@ -515,8 +515,8 @@ def _can_be_chosen(directory: Directory, ref: bytes) -> bool:
 
 
 def _may_be_pulled(directory: Directory, reduction: Reduction, slot: Slot, part: bytes) -> bool:
-    """Whether the slot can be bound as far as this part goes: it is there, or somebody has been asked to make it. Who
-    is to go on with what it has got is asked later."""
+    """Whether the slot can be bound as far as this part is concerned: it exists, or a node has been asked to make it. A
+    getter that would continue with its own bytes is asked later."""
     broadcast = directory.records[slot.ref].broadcast
     goes_on = broadcast is not None and any(broadcast.receivers[node].watermark for node in broadcast.getters())
     if part in reduction.slots and not slot.gathers and not goes_on and reduction.slots[part].host is not None:
@@ -622,7 +622,7 @@ def _check_timers(directory: Directory) -> None:
 
 
 def _stores(receivers: Iterable[ReceiverKey]) -> list[NodeId]:
-    """Who receives for its store."""
+    """The nodes that receive for their store."""
     return [key for key in receivers if not isinstance(key, tuple)]
 
 

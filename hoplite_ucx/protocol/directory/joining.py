@@ -1,8 +1,8 @@
-"""What a node says of itself in `Join`, made to fit what is known of it from before its session was lost.
+"""Reconciles what a node announces in `Join` with what the directory knew of it before its session was lost.
 
-What a node does not announce it does not have, and what it asked for it asks for again: both are forgotten first. Then
-its copies, its half received streams, its slots and its unfinished puts are taken up where they can go on; it is told
-to drop the rest. The calls that it repeats are for the handlers of the `Directory`.
+What a node does not announce it does not have, and what it asked for it asks for again: the directory forgets both
+first. Then it takes up the node's copies, partial streams, slots and unfinished puts where they can continue, and tells
+the node to drop the rest. The handlers of the `Directory` take the calls that the node repeats.
 """
 
 from collections.abc import Container
@@ -25,7 +25,7 @@ class Joining:
         self._recovery = recovery
 
     def reconcile(self, member: Member, join: Join) -> list[Record]:
-        """Make what we know of a node equal to what it announces, and return the records of what was known."""
+        """Make our knowledge of a node equal to what it announces, and return the records known before."""
         node = member.node
         survivor = 0 < join.incarnation < self._world.incarnation
         held = dict.fromkeys(copy.version for copy in (*join.copies, *join.producing))
@@ -36,7 +36,7 @@ class Joining:
         for record in known:
             record.forget_calls(node)
             if record.reduction is not None:
-                # What it was asked to combine may not have reached it.
+                # Its request to combine may not have reached it.
                 self._reductions.node_lost(record.reduction, node)
             broadcast = record.broadcast
             if broadcast is None:
@@ -88,8 +88,8 @@ class Joining:
     def _reconcile_slots(
         self, member: Member, reports: dict[Version, SlotReport], known: list[Record], held: Container[Version]
     ) -> None:
-        """Slots that both sides know of go on; what only we know of is bound anew, what only the node knows of ends,
-        unless it has come to a complete copy of what is still made."""
+        """Slots that both sides know continue; those that only we know are bound again; those that only the node knows
+        end, unless the node has a complete copy of something that is still being made."""
         for record in known:
             slot, reduction = record.slot, record.reduction
             if slot is None or reduction is None or slot.host is not member or slot.version is None:
@@ -114,14 +114,17 @@ class Joining:
         return self._recovery.runs_slot(member, ref) or (slot is not None and slot.bound and slot.host is member)
 
     def _readmit_producer(self, member: Member, version: Version) -> None:
-        """A node that was taken for dead in the middle of a put goes on with it, if it is still needed."""
+        """A node that was declared dead during a put continues it, if it is still needed."""
         broadcast = self._table.current(member, version)
         if broadcast is None or broadcast.producer == member.node:
             return
         if broadcast.producer is not None or not broadcast.sealed or broadcast.inline is not None:
-            self._world.send(member.node, Drop(version))  # others make it, or we have it: offered again, it is a no-op
+            self._world.send(
+                member.node, Drop(version)
+            )  # others make it, or we have it: offering it again changes nothing
             return
-        # It goes on even if others have it all by now: its last bytes, and that it has them, may be on their way to us.
+        # It continues even if others have it all by now: its last bytes, and that it has them, may be on their way to
+        # us.
         broadcast.forget(member.node)
         self._table.involve(self._table.records[version.ref], member)
         broadcast.produce(member)

@@ -1,10 +1,10 @@
-"""The `Directory` machine: one entry point, one handler per message, and the members' coming and going.
+"""The `Directory` machine: one entry point, one handler per message, and how members join and leave.
 
-What is known of refs is in `records` and `table`, what becomes of them in `objects`, how a node's announcements are
-made to fit it in `joining`, how one object is spread in `spread/` and how one is made of others in `reduce/`. Here
-messages are checked and handed on.
+`records` and `table` hold what is known of refs, `objects` decides what happens to them, `joining` reconciles a node's
+announcements, `spread/` spreads one object and `reduce/` makes one of others. This module checks messages and passes
+them on.
 
-Handlers change state only after they have checked their message; what cannot be handled is answered with
+Handlers change state only after they have checked their message; a message that cannot be handled is answered with
 `Rejected` and changes nothing.
 """
 
@@ -92,7 +92,7 @@ from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.protocol.settings import Settings
 
 _ANSWERED = (ObjectState.READY, ObjectState.FAILED, ObjectState.DELETED)
-"""A get would answer at once, with a value or a failure."""
+"""A get would return at once, with a value or a failure."""
 
 
 class Directory:
@@ -151,14 +151,14 @@ class Directory:
         }
 
     def recover(self, now: float) -> None:
-        """Begin as the successor of a directory that died: hear its nodes for a while before deciding anything."""
+        """Begin as the successor of a directory that died: listen to its nodes for a while before deciding anything."""
         self.world.now = now
         self.world.recovering = True
         self.world.timers.set("recover", now + self.settings.lease)
 
     def successor(self, incarnation: int, event: DirectoryEvent, now: float) -> Self:
-        """The machine that goes on when this one has raised: a new incarnation, which hears the nodes as after a crash.
-        Whose message it was waits, if it happens again."""
+        """The machine that continues when this one has raised: a new incarnation, which listens to the nodes as after a
+        crash. The node whose message caused it must wait, if it happens again."""
         successor = type(self)(incarnation, self.cluster, self.settings, self.world.difference)
         successor._probation = self._probation
         successor._probation.note(event.node if isinstance(event, FromNode) else None, now, self.settings.lease)
@@ -185,19 +185,19 @@ class Directory:
         return self.world.take_effects()
 
     def farewell(self, event: DirectoryEvent, failure: Failure) -> list[DirectoryEffect]:
-        """What is said in the sessions of a machine that raised, before they end: who asked hears that it failed. So
-        its `Join` does not ask again."""
+        """What a machine that raised sends before its sessions end: failures to the calls that it was handling, so that
+        the nodes' `Join` does not repeat them."""
         calls, refs = asked_in(event.message) if isinstance(event, FromNode) else ((), ())
         if not isinstance(event, FromNode) or not (calls or refs):
             return []
         return [SendNode(event.node, Unhandled(failure, calls, refs))]
 
     def look(self, ref: bytes) -> Answer:
-        """What a reader is told of a ref. This changes nothing, and may come between any two events."""
+        """The answer to a reader about a ref. This changes nothing, and may come between any two events."""
         return self.objects.look(ref)
 
     def nodes(self) -> list[Member]:
-        """Who is there, for a shell to read."""
+        """The members, for a shell to read."""
         return list(self.members)
 
     def known_objects(self) -> int:
@@ -277,7 +277,7 @@ class Directory:
         return max(self._probation.times(who) for who in (node, None))
 
     def _repeat_calls(self, member: Member, join: Join) -> None:
-        """What the node still waits for is asked anew: the answers may have been lost."""
+        """Calls that the node still waits for are handled again: their answers may have been lost."""
         for tombstone in join.tombstones:
             earlier = tombstone.incarnation < self.incarnation and not self.world.recovering
             if earlier and self._recovery.buries(tombstone):
@@ -337,7 +337,7 @@ class Directory:
             self._set_sweep()
 
     def _end_recovery(self) -> None:
-        """Everybody had the time to come: decide, and do what had to wait."""
+        """Every node had time to come: decide, and do what had to wait."""
         recovery = self._recovery
         self.world.timers.cancel("recover")
         recovery.decide(lambda host, reduce: self._remember_reduction(host, reduce, survivor=True))
@@ -575,8 +575,8 @@ class Directory:
             self._begin_reduction(record, member, reduce)
 
     def _remember_reduction(self, member: Member, reduce: Reduce, *, survivor: bool) -> None:
-        """A node still knows of a reduction. What this directory does not know of is decided, unless it is of an
-        earlier one."""
+        """A node still knows of a reduction. If this directory does not know it, it is decided, unless it belongs to an
+        earlier directory."""
         record = self.table.record(reduce.target)
         if record.reduction is not None:
             record.reduction.requesters[member.node] = None
@@ -590,7 +590,7 @@ class Directory:
         record.spec = reduce
         record.contributors = record.decided = None
         record.reduction = self.reductions.begin(record, reduce, member.node)
-        self.objects.offer_deferred(record)  # puts that came while nobody knew of it: they are refused
+        self.objects.offer_deferred(record)  # puts that came before it was known: they are refused
         self.world.tell(reduce.target, "{} of {} sources asked for", reduce.count, len(reduce.sources))
         for ref in reduce.sources:
             self.table.record(ref).consumers[reduce.target] = record.reduction
@@ -639,7 +639,7 @@ class Directory:
         slot = record.slot
         if record.reduction is None or slot is None or slot.host is not member:
             self.world.send(member.node, Drop(bound.version))  # given to it by an earlier directory, or not needed now
-            if member.node in broadcast.receivers:  # for the slot's sake it gave up what it had got of it
+            if member.node in broadcast.receivers:  # for the slot it gave up the bytes it had received
                 broadcast.forget(member.node)
                 self.objects.serve(record, member)
                 self.objects.settle(record)

@@ -1,7 +1,7 @@
-"""What links really cost, learned from what the directory sees anyway.
+"""What links really cost, measured from reports that the directory gets anyway.
 
 Configured delays and announced rates are only where the cost model starts. Measured are
-- the latency L: half the quickest round trip that a node's heartbeats lately had, the median over the nodes;
+- the latency L: half the quickest recent round trip of a node's heartbeats, the median over the nodes;
 - the hand-over o: a receiver that is fed by another receiver is complete one hop h = L + o + g/B after it. Other work
   on the hosts only makes that longer, so that a low quantile of the last hops counts;
 - the rate B of a network card: a stream from a complete copy is never short of bytes, and if both cards have nothing
@@ -21,7 +21,7 @@ _HOPS_NEEDED = 4
 _LOW_QUANTILE = 0.25
 _RATES_KEPT = 8
 _RATES_NEEDED = 3
-# A rate is taken from transfers of at least so many latencies and hand-overs, which it therefore hardly contains.
+# A rate is measured with transfers of at least this many latencies and hand-overs, which then hardly affect it.
 _LONG_ENOUGH = 50
 _CLEARLY = 0.25
 # What a link may cost at most: more than that is a host that was busy or stopped.
@@ -43,14 +43,14 @@ class Measuring:
         self._round_trips.pop(node, None)
 
     def hop(self, seconds: float, granule: int, rate: float) -> None:
-        """A receiver was complete so long after the receiver that fed it."""
+        """A receiver was complete this long after the receiver that fed it."""
         self._hops.append(max(0.0, seconds - granule / rate))
         if len(self._hops) >= _HOPS_NEEDED:
             delay = sorted(self._hops)[int(len(self._hops) * _LOW_QUANTILE)]
             self._costs.handover = min(max(0.0, delay - self._costs.latency), _MOST_HANDOVER)
 
     def transfer(self, sender: Nic, receiver: Nic, size: int, seconds: float) -> None:
-        """A stream from a complete copy took so long, and both cards had nothing else to do when it ended."""
+        """A stream from a complete copy took this long, and both cards had nothing else to do when it ended."""
         if seconds < _LONG_ENOUGH * (self._costs.latency + self._costs.handover):
             return
         rate, up, down = size / seconds, sender.up, receiver.down

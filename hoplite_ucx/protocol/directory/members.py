@@ -1,13 +1,13 @@
-"""Who is there: the nodes of the cluster, and how suspicion becomes death.
+"""The nodes of the cluster, and how suspicion becomes death.
 
-A node is suspect when its session broke, a peer lost it, or it has been silent for the suspicion time; suspect
-nodes are not asked to send, but nothing is taken from them. It is dead when its port refuses a connection, or its
-lease has run out, or another node has joined from its address. The dead are fenced: nothing they say counts any more,
-until they come back under a new name.
+A node is suspect when its session broke, a peer lost it, or it has been silent for the suspicion time. Suspect nodes
+are not asked to send, but keep everything. A node is dead when its port refuses a connection, its lease has run out, or
+another node has joined from its address. The dead are fenced: the directory ignores them until they come back under a
+new name.
 
-Only a node's own word clears it: a message, or an answer at its port. That takes a round trip where a link alone broke.
-A process that was killed says nothing, and takes a while to let go of its port: if a stream of a node has broken, the
-port is asked again and again.
+Only the node itself can clear its suspicion: with a message, or with an answer at its port. If only a link broke, that
+takes a round trip. A killed process says nothing, and takes a while to close its port: if a stream of a node has
+broken, the port is asked again and again.
 """
 
 from collections import OrderedDict
@@ -43,7 +43,7 @@ class Member:
     receiving: int = 0
     sending: int = 0
     refs: dict[bytes, None] = field(default_factory=dict)
-    """Every object this node has to do with: a copy, a stream, a want, a watch."""
+    """Every object this node is involved with: a copy, a stream, a want, a watch."""
 
     def usable(self) -> bool:
         return self.connected and not self.suspect
@@ -70,8 +70,8 @@ class Members:
         return self._members[node]
 
     def bandwidth(self) -> float:
-        """What a typical host can send: the median, so that one odd NIC does not shape every tree. While nobody is
-        here, something must be assumed: small sources are with the directory, and may be chosen all the same."""
+        """What a typical host can send: the median, so that one odd NIC does not shape every tree. Without any node a
+        value must be assumed: small sources are in the directory, and may be chosen all the same."""
         rates = sorted(nic.up for nic, _ in self._nics.values())
         return rates[len(rates) // 2] if rates else _ASSUMED_BANDWIDTH
 
@@ -79,7 +79,7 @@ class Members:
         return generation_of(node) <= self._fenced.get(identity_of(node), -1)
 
     def predecessor(self, join: Join) -> Member | None:
-        """The member that a joining node replaces: whoever had its address before cannot be there any more."""
+        """The member that a joining node replaces: the earlier node at its address cannot exist any more."""
         member = self._by_address.get(join.address)
         return member if member is not None and member.node != join.node else None
 
@@ -101,7 +101,7 @@ class Members:
             self._world.supply_changed()
 
     def suspect(self, member: Member, *, broke: bool = False) -> None:
-        """Ask its port what is true; a refusal is the quickest proof of death."""
+        """Ask its port; a refusal is the quickest proof of death."""
         member.suspect = True
         if broke:
             member.broke = self._world.now
@@ -110,7 +110,7 @@ class Members:
             self._world.emit(Probe(member.node, member.address))
 
     def ask_again(self, node: NodeId) -> None:
-        """It has not said a word since a stream of it broke."""
+        """It has not sent a message since a stream of it broke."""
         member = self._members.get(node)
         if member is not None and member.suspect:
             self.suspect(member)
@@ -133,9 +133,9 @@ class Members:
         return False
 
     def sweep(self, now: float, late: float) -> list[Member]:
-        """Suspect the silent; those whose lease has run out are returned, to be declared dead. What we slept through
-        ourselves (`late`) is not their silence, and if nobody at all is heard, it is we who are cut off: they are
-        suspect, and none of them dies of it."""
+        """Suspect the silent members; those whose lease has run out are returned, to be declared dead. Our own pause
+        (`late`) does not count as their silence. If no member at all is heard, we are cut off ourselves: they are
+        suspect, and none of them is declared dead for it."""
         expired = []
         settings = self._world.settings
         for member in self._members.values():

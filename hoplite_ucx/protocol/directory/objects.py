@@ -1,8 +1,8 @@
 """The life of objects: how a put becomes a version, how it is got, and how it ends.
 
-After any change to a record it is *settled*: losses are declared, waiters placed, reductions told, empty records
-forgotten. This is the one place where that is decided; whatever lies below (`versions`, `spread`, `reduce`) calls
-`settle`, or marks a record that is settled before the event is over.
+After any change to a record it is *settled*: losses are declared, waiters placed, reductions notified, empty records
+forgotten. This is the one place where that is decided; the parts below (`versions`, `spread`, `reduce`) call `settle`,
+or mark a record, which is then settled before the event is over.
 """
 
 import itertools
@@ -49,7 +49,7 @@ class Objects:
     # --- how a version begins ----------------------------------------------------------------------------------
 
     def offer(self, member: Member, put: Put) -> None:
-        """A put begins a version, or is told of the one that there is, or waits for what becomes of that."""
+        """A put begins a version, or is answered with the existing one, or waits for the outcome of that one."""
         refusal = refuse_put(self._table, put)
         if refusal is not None:
             self._world.send(member.node, PutRefused(put.call, refusal))
@@ -79,11 +79,12 @@ class Objects:
         for waiter in waiting.values():
             self.serve(record, waiter)
         self.reductions.announce_if_ready(record)
-        self.reductions.source_changed(record.ref)  # a reduction that gave up for want of it may hope again
+        self.reductions.source_changed(record.ref)  # a reduction that gave up without it may continue
         place(self._table, record)
 
     def revive(self, member: Member, found: Copy | Partial | Bind, *, sealed: bool, origin: Origin | None) -> None:
-        """A survivor of an earlier directory has bytes of a version: it goes on, unless there is a higher one."""
+        """A survivor of an earlier directory has bytes of a version: the version continues, unless there is a higher
+        one."""
         version = found.version
         known = self._table.records.get(version.ref)
         current = known.broadcast if known is not None else None
@@ -107,8 +108,8 @@ class Objects:
             self._note_seal(record, origin)
 
     def _gives_way(self, record: Record | None) -> bool:
-        """Whether a decided version that comes late is taken up. A reduction that was begun anew for want of it stops,
-        unless it has got as far as a version of its own."""
+        """Whether a decided version that comes late is accepted. A reduction that was started again without it stops,
+        unless it already has a version of its own."""
         reduction = record.reduction if record is not None else None
         if record is None or reduction is None:
             return True
@@ -126,7 +127,7 @@ class Objects:
             self._world.send(node, Sealed(broadcast.version, origin))
         if origin is not None:
             self._versions.decide(record, origin)
-        else:  # it was put: whoever asked for a reduction into it was in error
+        else:  # it was put: a reduction into it was requested in error
             record.spec = record.contributors = record.decided = None
             self._table.fail_askers(record, invalid(record.ref, "it is not the target of a reduction"))
         if record.reduction is not None:
@@ -138,7 +139,7 @@ class Objects:
     # --- how it is got -----------------------------------------------------------------------------------------
 
     def completed(self, member: Member, version: Version, *, joining: bool = False) -> None:
-        """A node says that it has every byte."""
+        """A node reports that it has every byte."""
         broadcast = self._table.current(member, version)
         if broadcast is None:
             return
@@ -146,7 +147,7 @@ class Objects:
         node, host = member.node, record.slot.host if record.slot is not None else None
         known = node in broadcast.copies or node in broadcast.receivers or broadcast.producer == node or host is member
         if not known and not joining:
-            self._world.send(member.node, Drop(version))  # it was told so before, and this crossed it
+            self._world.send(member.node, Drop(version))  # the message crossed this one
             return
         if node == broadcast.producer and broadcast.start:
             self._world.blame(node, version.ref, f"it makes {version} from {broadcast.start} on, and has not all of it")
@@ -193,7 +194,7 @@ class Objects:
         )
 
     def serve(self, record: Record, member: Member) -> None:
-        """Answer a want with the bytes, a place in the tree, or patience."""
+        """Answer a want with the bytes or a place in the tree, or let it wait."""
         broadcast = record.broadcast
         if record.reduction is not None and record.reduction.failure is not None:
             self._world.send(member.node, Failed(record.ref, record.reduction.failure))
@@ -205,8 +206,8 @@ class Objects:
             broadcast.want(member)
 
     def _waits_outside(self, record: Record, broadcast: Broadcast, member: Member) -> bool:
-        """Whether a want has no place in the tree: of a node that makes the object itself, and its own gets find it;
-        and when the version has no root yet, or is dying while the next one is offered already."""
+        """Whether a want has no place in the tree: its node makes the object itself, and its own gets find it; or the
+        version has no root yet, or is dying while the next one is already offered."""
         if broadcast.producer == member.node or member.node in broadcast.copies:
             return True
         return not broadcast.has_root() and (bool(record.deferred) or not broadcast.sealed)
@@ -214,7 +215,7 @@ class Objects:
     # --- what follows from a change ----------------------------------------------------------------------------
 
     def settle_marked(self) -> None:
-        """What was marked in passing is settled here, so that nothing changes under those who are at work."""
+        """Settle what was marked during the event, so that nothing changes while other code works on it."""
         marked = self._table.marked
         while marked:
             ref, _ = marked.popitem()
@@ -222,12 +223,12 @@ class Objects:
                 self.settle(record)
 
     def settle(self, record: Record) -> None:
-        """After any change: declare a loss that has become certain, place who waits, forget what is empty."""
+        """After any change: declare a certain loss, place the receivers that wait, forget what is empty."""
         broadcast = record.broadcast
         if broadcast is not None:
             for member in list(record.waiting.values()):
                 if not self._waits_outside(record, broadcast, member):
-                    del record.waiting[member.node]  # its put came to nothing, and it still wants the object
+                    del record.waiting[member.node]  # its put failed, and it still wants the object
                     self.serve(record, member)
         lost_now = broadcast is not None and broadcast.is_lost() and not self._world.recovering
         if record.slot is not None and record.reduction is not None:
@@ -276,7 +277,7 @@ class Objects:
             self.forget_tombstones()
 
     def forget_tombstones(self) -> None:
-        """Deleted refs whose time is over are as good as new, unless a reduction still needs what was hidden."""
+        """Deleted refs whose time is over may be used again, unless a reduction still needs a hidden version."""
         for ref in self._table.tombstones.pop_over():
             record = self._table.records.get(ref)
             if record is not None and record.broadcast is not None:
@@ -286,7 +287,7 @@ class Objects:
                 self.settle(record)
 
     def hide(self, record: Record, failure: Failure, told: list[NodeId]) -> None:
-        """Nobody gets it any more, but the reductions that chose it still need its bytes."""
+        """Gets do not see it any more, but the reductions that chose it still need its bytes."""
         broadcast = record.broadcast
         assert broadcast is not None
         getters = [key for key in broadcast.receivers if not isinstance(key, tuple)]

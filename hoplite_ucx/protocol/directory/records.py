@@ -1,5 +1,5 @@
-"""What the directory knows of refs, as plain data: a `Record` for each that anyone has to do with, the `Reduction` that
-makes it, if one does, and the `Slot` of that reduction whose output it is.
+"""What the directory knows of refs, as plain data: a `Record` for each that a node is involved with, the `Reduction`
+that makes it, if one does, and the `Slot` of that reduction whose output it is.
 
 Nothing here decides anything. `table` holds the records and answers questions about them; `spread` and `reduce` change
 them, and `objects` settles what has changed.
@@ -42,12 +42,12 @@ class Slot:
     cut: tuple[int, int] | None = None
     """Of a stripe: where it begins within the sources, and its size."""
     gathers: bool = False
-    """The root of a striped target: its parts are the stripes, and whoever gets it puts them together."""
+    """The root of a striped target: its parts are the stripes, and its getters assemble them."""
 
 
 @dataclass(slots=True, eq=False)
 class Reduction:
-    """One reduction, from its request to its seal: what it chose, and the tree, or trees, that it was laid in."""
+    """One reduction, from its request to its seal: what it chose, and the tree, or trees, built for it."""
 
     record: Record
     """Of the target."""
@@ -63,7 +63,7 @@ class Reduction:
     chosen: dict[bytes, Version] = field(default_factory=dict)
     failure: Failure | None = None
     final: bool = False
-    """The failure does not go away by itself."""
+    """The failure stays until the user asks again."""
     slots: dict[bytes, Slot] = field(default_factory=dict)
     root: Slot | None = None
     terms: list[tuple[bytes, int]] = field(default_factory=list)
@@ -121,8 +121,8 @@ class Reduction:
 
 @dataclass(slots=True)
 class Record:
-    """One ref. `waiting` holds the nodes that want it and have no place in a tree: while it has no version, and
-    the node that is putting it, whose own gets are answered when its put is complete."""
+    """One ref. `waiting` holds the nodes that want it and have no place in a tree: while it has no version, and the
+    node that is putting it, whose own gets are answered when its put is complete."""
 
     ref: bytes
     broadcast: Broadcast | None = None
@@ -131,10 +131,10 @@ class Record:
     put: tuple[NodeId, int] | None = None
     """Whose call made the current version, so that a put sent twice is known as one."""
     deferred: list[tuple[NodeId, Put]] = field(default_factory=list)
-    """Puts that arrived while the version was not complete and could still come to nothing."""
+    """Puts that arrived while the version was not complete and could still fail."""
     deleted: bool = False
     nodes: dict[NodeId, Member] = field(default_factory=dict)
-    """Every node that has to do with the ref; the other side of `Member.refs`."""
+    """Every node that is involved with the ref; the other side of `Member.refs`."""
     reduction: Reduction | None = None
     """What makes the object, while it is not decided: it is the target, or the output of one of its slots."""
     slot: Slot | None = None
@@ -147,7 +147,7 @@ class Record:
     """The version that a target became."""
     askers: dict[tuple[NodeId, int], None] = field(default_factory=dict)
     stripe_of: bytes | None = None
-    """The decided target that some still put together from this."""
+    """The decided target that some nodes still assemble from this."""
 
     def idle(self) -> bool:
         return not (
@@ -164,7 +164,8 @@ class Record:
         return self.broadcast is not None and bool(self.broadcast.copies)
 
     def is_stripe(self) -> bool:
-        """Nobody waits for a stripe: it is sent to those who get the target, while that has this version of it."""
+        """A stripe has no waiting nodes: it is sent to the nodes that get the target, while that has this version of
+        it."""
         return self.stripe_of is not None or (self.slot is not None and self.slot.cut is not None)
 
     def pinned(self) -> bool:

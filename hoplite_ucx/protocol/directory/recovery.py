@@ -1,14 +1,14 @@
-"""How a new directory learns from the nodes of an earlier one what there is.
+"""How a new directory learns from the nodes of an earlier one what exists.
 
 The directory's state is soft: nodes announce the versions they hold, what they receive and from whom, their slots, what
-they asked for and what they deleted. For one lease after its start, or until as many have come as there were, the
-directory only listens: copies, streams and slots are taken up as they are announced, and gets are served from them, but
-nothing is declared lost, no source is replaced, no put begins a version and nothing is deleted. Then it decides: slots
-that are a whole go on as they were, what is left of others ends, streams whose senders did not come are placed anew,
-and what had to wait is done. A running stream never notices.
+they asked for and what they deleted. For one lease after its start, or until as many nodes have come as there were, the
+directory only listens. It takes up copies, streams and slots as they are announced, and serves gets from them, but
+declares nothing lost, replaces no source, begins no version for a put and deletes nothing. Then it decides: complete
+sets of slots continue, incomplete ones end, streams whose senders did not come are placed again, and postponed work is
+done. A running stream does not notice.
 
 Numbers and versions of an incarnation are above those of every earlier one, so that "the newest wins" still holds. A
-node that comes later keeps what is decided and nowhere else; the rest it is told to drop.
+node that comes later keeps decided versions that no other node has; it is told to drop the rest.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Recovery:
         self.asks: list[tuple[NodeId, Ask]] = []
         self.questions: list[tuple[NodeId, Describe]] = []
         self.polls: list[tuple[NodeId, Poll]] = []
-        self._expected = (0, 0)  # the last directory that anybody knew, and how many nodes it had
+        self._expected = (0, 0)  # the last directory that any node knew, and how many nodes it had
         self._heard: set[NodeId] = set()
 
     def reset(self) -> None:
@@ -64,7 +64,7 @@ class Recovery:
                     self._objects.revive(member, partial, sealed=partial.sealed, origin=partial.origin)
             self._heard.add(member.node)
             for report in join.slots:
-                if report.bind.offset is None:  # stripes are laid anew
+                if report.bind.offset is None:  # stripes are built again
                     self._hear_slot(member, report)
             for tombstone in join.tombstones:
                 known = self.tombstones.get(tombstone.ref)
@@ -72,21 +72,21 @@ class Recovery:
                     self.tombstones[tombstone.ref] = (tombstone, member)
 
     def expect(self, join: Join) -> None:
-        """Note how many nodes there were before us."""
+        """Record how many nodes the earlier directory had."""
         if 0 < join.incarnation < self._world.incarnation:
             self._expected = max(self._expected, (join.incarnation, join.members))
 
     def population(self, members: int) -> int:
-        """How many nodes there are, as they are told: those who have not come yet count until it is decided, or else
+        """The number of nodes, as they are told it: nodes that have not come yet count until the decision; otherwise
         our own successor would not wait for them."""
         return max(members, self._expected[1]) if self._world.recovering else members
 
     def heard_all(self) -> bool:
-        """Whether as many have come as there were."""
+        """Whether as many nodes have come as there were."""
         return len(self._heard) >= self._expected[1] > 0
 
     def _hear_slot(self, member: Member, report: SlotReport) -> None:
-        """Of two nodes that were given the same slot the later one has it."""
+        """If two nodes were given the same slot, the later one has it."""
         bind = report.bind
         self._objects.revive(member, bind, sealed=False, origin=None)
         record = self._table.records.get(bind.version.ref)
@@ -123,7 +123,7 @@ class Recovery:
         return any(ref in slots and slots[ref][1] is member for slots in self._slots.values())
 
     def consumed(self, member: Member, part: bytes, slot: bytes) -> None:
-        """A slot needs a part no more."""
+        """A slot does not need a part any more."""
         for slots in self._slots.values():
             if slot in slots and slots[slot][1] is member:
                 report = slots[slot][0]
@@ -131,7 +131,7 @@ class Recovery:
                 slots[slot] = (SlotReport(report.bind, missing, report.undecided), member)
 
     def buries(self, tombstone: Tombstone) -> bool:
-        """Whether what there is of the ref is what was deleted, and not something that was put later."""
+        """Whether the existing version of the ref is the one that was deleted, and not a later put."""
         record = self._table.records.get(tombstone.ref)
         if record is not None and record.broadcast is not None:
             return record.broadcast.version.incarnation <= tombstone.incarnation
@@ -141,7 +141,7 @@ class Recovery:
         return ref in self.tombstones and self.buries(self.tombstones[ref][0])
 
     def forget(self, member: Member) -> None:
-        """The node is gone, or announces itself anew."""
+        """The node is gone, or announces itself again."""
         self._heard.discard(member.node)
         for slots in self._slots.values():
             for ref in [ref for ref, (_, host) in slots.items() if host is member]:
@@ -150,8 +150,8 @@ class Recovery:
     # --- when all had their chance -----------------------------------------------------------------------------
 
     def decide(self, begin: Callable[[Member, Reduce], None]) -> None:
-        """Take up the reductions whose slots are a whole; end what belongs to nothing. `begin` makes one that only its
-        slots know of."""
+        """Take up the reductions whose slots are complete; end slots that belong to nothing. `begin` makes a reduction
+        that only its slots know."""
         for slots in self._slots.values():
             for report, host in slots.values():
                 if report.bind.spec is not None:
@@ -172,7 +172,7 @@ class Recovery:
             self._tidy(record)
 
     def _end_if_useless(self, report: SlotReport, host: Member) -> None:
-        """A slot that was not taken up ends, but if it made what others knew to be decided, its copy stays."""
+        """A slot that was not taken up ends; but if it made a version that others know as decided, its copy stays."""
         version = report.bind.version
         record, broadcast = self._table.records.get(version.ref), self._current(version)
         if record is None or broadcast is None:

@@ -1,10 +1,9 @@
-"""Nodes that are to leave on purpose are first relieved of the copies that nobody else has.
+"""Nodes that leave on purpose first hand over the copies that no other node has.
 
-A node that retires says so and stays a member: it serves, and its copies count. The directory has another node get
-every object of which the retiring one has the last good copy, and tells it that it may leave when none is left, or
-those that are left have no taker. That is looked at when the node says that it retires, and with every sweep until it
-is gone: whatever happened since, as the death of a taker, is seen then. How long a node waits for this is its shell's
-to decide.
+A retiring node says so and stays a member: it serves, and its copies count. For every object of which it has the last
+good copy, the directory has another node get it, and tells the retiring one that it may leave when none is left, or no
+node can take the rest. The directory reviews this when the node says that it retires, and with every sweep until it is
+gone, so it notices later changes such as the death of a taker. The node's shell decides how long to wait.
 
 Copies of other retiring nodes do not count as good ones: all of them may leave.
 """
@@ -22,7 +21,7 @@ from hoplite_ucx.protocol.ids import NodeId, Version, label
 from hoplite_ucx.protocol.messages import MayLeave
 
 _ATTEMPTS = 3
-"""A node that could not get an object so often, for want of memory or because its streams broke, is not asked again."""
+"""A node that failed this often to get an object, without memory or with broken streams, is not asked again."""
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class Retiring:
         self._departures.pop(member.node, None)
 
     def review(self) -> None:
-        """While a new directory hears the nodes of an earlier one, nobody knows which copies are the last."""
+        """While a new directory listens to the nodes of an earlier one, it is unknown which copies are the last."""
         if self._world.recovering:
             return
         for departure in list(self._departures.values()):

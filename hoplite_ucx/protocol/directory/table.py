@@ -1,11 +1,11 @@
-"""The table of refs, and what is asked of it.
+"""The table of refs, and questions about it.
 
-A ref is *pending* (nobody has put it; nodes may wait for it), *live* (it has a version, whose tree is a `Broadcast`) or
+A ref is *pending* (it has no version; nodes may wait for it), *live* (it has a version, whose tree is a `Broadcast`) or
 *deleted* (a tombstone that expires, see `tombstones`). A loss takes a live ref back to pending; a later put gives it a
 new version.
 
-Who changes a record and is not the one to say what follows from it *marks* it: what is marked is settled before the
-event is over (see `objects`).
+Code that changes a record and does not decide the consequences *marks* it: marked records are settled before the event
+is over (see `objects`).
 """
 
 from hoplite_ucx.protocol.directory.members import Member, Members
@@ -38,7 +38,7 @@ class Table:
         member.refs[record.ref] = None
 
     def current(self, member: Member, version: Version) -> Broadcast | None:
-        """The tree of a version that still counts; whoever speaks of another one is told to drop it."""
+        """The tree of a version that still counts; a node that names another version is told to drop it."""
         record = self.records.get(version.ref)
         if record is not None and record.broadcast is not None and record.broadcast.version == version:
             return record.broadcast
@@ -55,8 +55,8 @@ class Table:
                 member.refs.pop(record.ref, None)
 
     def reset(self, record: Record) -> None:
-        """The version is over without being lost or deleted: whoever waited for it waits for the next one. Those who
-        were placed ask again when they are told; the others have not heard of the version."""
+        """The version is over without being lost or deleted: nodes that waited for it wait for the next one. Those that
+        were placed ask again when they are notified; the others do not know of the version."""
         if record.broadcast is not None:
             if not record.is_stripe():
                 record.waiting |= record.broadcast.waiting_stores()
@@ -72,7 +72,7 @@ class Table:
             self.mark(part)
 
     def tell_ready(self, record: Record) -> None:
-        """A get would answer at once, with a value or a failure."""
+        """A get would return at once, with a value or a failure."""
         for node in record.watchers:
             self.world.send(node, Ready((record.ref,)))
         record.watchers.clear()
@@ -105,7 +105,7 @@ class Table:
         return bool(record.broadcast.copies) or record.broadcast.inline is not None
 
     def may_come(self, ref: bytes, *, seen: bool) -> bool:
-        """Whether it can still become ready. What was there once and is gone does not come until it is put again."""
+        """Whether it can still become ready. A source that existed and is gone does not come until it is put again."""
         if self.is_deleted(ref):
             return False
         record = self.records.get(ref)
@@ -151,7 +151,7 @@ class Table:
         return record.broadcast.inline
 
     def home_of(self, ref: bytes) -> NodeId:
-        """A node that has the object, for choice one that can be used now."""
+        """A node that has the object, preferably one that can be used now."""
         broadcast = self.records[ref].broadcast
         assert broadcast is not None
         usable = (node for node, member in broadcast.copies.items() if member.usable())

@@ -1,7 +1,7 @@
-"""The refs that were deleted lately: nothing but their names, in the order in which they will be forgotten.
+"""The refs that were deleted recently: only their names, in the order in which they will be forgotten.
 
-A deleted ref has a record only as long as someone still has to do with it, so that very many objects that come and go
-leave about a hundred bytes each, for the time of a tombstone. All of them last equally long, so one timer serves all.
+A deleted ref has a record only as long as a node is involved with it, so very many short-lived objects leave about a
+hundred bytes each, for the time of a tombstone. All tombstones last equally long, so one timer serves all.
 """
 
 from collections.abc import Iterator

@@ -31,7 +31,8 @@ class Versions:
         return Version(ref, self._world.incarnation, self._counter)
 
     def next_turn(self) -> int:
-        """Of reductions in stripes, whose streams go in the order in which they were laid."""
+        """The sequence number of a striped reduction: streams of stripes go in the order in which reductions were
+        built."""
         self._turns += 1
         return self._turns
 
@@ -47,7 +48,7 @@ class Versions:
 
     def begin_output(self, ref: bytes, size: int, layout: bytes, host: Member | None, whole: int) -> Version:
         """A slot begins a version of its output, which is all or a stripe of `whole` bytes; without a host it is
-        gathered from others'."""
+        gathered from others."""
         record = self._table.record(ref)
         version = self.new_version(ref)
         rate = self._table.members.bandwidth() if host is None else host.nic.up
@@ -74,7 +75,7 @@ class Versions:
         record.broadcast.produce(host, start)
 
     def decide(self, record: Record, origin: Origin) -> None:
-        """The version that there is of a target is what the reduction became."""
+        """The target's current version becomes the result of the reduction."""
         assert record.broadcast is not None
         record.broadcast.origin = origin
         record.spec, record.decided = origin.spec, record.broadcast.version
@@ -96,7 +97,7 @@ class Versions:
         self._table.starving.pop(record.ref, None)
 
     def release_sources(self, refs: Iterable[bytes]) -> None:
-        """Sources that are not chosen any more: those deleted meanwhile go."""
+        """Sources that are not chosen any more: those deleted meanwhile are removed."""
         for ref in refs:
             record = self._table.records.get(ref)
             if record is not None and record.deleted and record.broadcast is not None and not record.pinned():

@@ -1,4 +1,4 @@
-"""What the parts of the directory share: settings, timers, stories, and the effects that pile up for the shell."""
+"""What the parts of the directory share: settings, timers, stories, and the effects collected for the shell."""
 
 import math
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class World:
         self._effects.append(SendNode(node, message))
 
     def blame(self, node: NodeId, ref: bytes | None, detail: str) -> None:
-        """A message makes no sense: it changes nothing, and whoever sent it is told."""
+        """An invalid message: it changes nothing, and its sender gets an error."""
         failure = Failure(FailureKind.INVALID, detail, "this is a bug in the node that sent it; report it", ref)
         self.send(node, Rejected(failure))
 
@@ -62,7 +62,7 @@ class World:
         return self._number
 
     def supply_changed(self) -> None:
-        """A node can send again: receivers without a sender should be looked at."""
+        """A node can send again: receivers without a sender should be examined."""
         self._supply_changed = True
 
     def take_supply_change(self) -> bool:

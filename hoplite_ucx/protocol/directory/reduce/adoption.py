@@ -1,4 +1,4 @@
-"""Slots that an earlier directory laid, as their hosts announce them: which of them can go on as they were."""
+"""Slots that an earlier directory made, as their hosts announce them: which of them can continue."""
 
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -12,7 +12,7 @@ from hoplite_ucx.protocol.messages import Bind, Reduce, SlotReport
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Slots that are a whole: trees in which every part is known and each source stands once."""
+    """A complete set of slots: trees in which every part is known and each source appears once."""
 
     slots: dict[bytes, Slot]
     """Each after those below it."""
@@ -22,7 +22,7 @@ class Whole:
 
 
 def whole_of(table: Table, spec: Reduce, reports: dict[bytes, tuple[SlotReport, Member]]) -> Whole | None:
-    """The slots of the reduction, if they can go on; else it is laid anew."""
+    """The slots of the reduction, if they can continue; otherwise it starts over."""
     binds = {ref: report.bind for ref, (report, _) in reports.items()}
     if spec.target in binds:
         binds = _below(spec.target, binds)  # slots that belong to no root are of an earlier try
@@ -56,7 +56,7 @@ def _adopted_slot(report: SlotReport, host: Member) -> Slot:
 def _is_sound(
     table: Table, spec: Reduce, slot: Slot, bind: Bind, slots: dict[bytes, Slot], chosen: dict[bytes, Version]
 ) -> bool:
-    """Whether the slot's parts are what they were; what they are is noted on the way."""
+    """Whether the slot's parts are what they were; their current state is recorded on the way."""
     for version in bind.parts:
         child = slots.get(version.ref)
         if child is not None and child.parent is None and child.version == version:
@@ -69,7 +69,7 @@ def _is_sound(
 
 
 def _goes_on(table: Table, slot: Slot, version: Version) -> bool:
-    """Whether a source can still be had in this version, or need not be."""
+    """Whether a source is still available in this version, or is not needed."""
     ref = version.ref
     if table.is_ready(ref) and table.version_of(ref) == version:
         return True

@@ -1,17 +1,17 @@
-"""Binding: nodes are asked to run slots, and told to stop.
+"""Binding: the directory asks nodes to run slots, and tells them to stop.
 
-All slots are asked for at once, parts before what is made of them: a chain costs one round trip, not one a slot. What
-a host has *taken* is *bound* once every slot below it is bound; only then does it pull, is it pulled from, and may
-other reductions use it. Memory is taken with the slot, and nobody holds memory while it waits for others' memory: a
-host answers a `Bind` with yes or no, and waits for nobody but the directory, so a slot that is taken and not bound
-waits for answers only; and if nobody takes one of those below, it is given back, to be asked for again after that. Of
-two reductions that want the same memory one gets all of it, since nodes hear what the directory asks in the order in
-which it asks. The bytes that a getter has are not staked so: who is to go on with them is asked when everything below
-is bound.
+It asks for all slots at once, parts before the slots that use them: a chain costs one round trip, not one per slot. A
+slot that a host has *taken* is *bound* once every slot below it is bound; only then does it pull, do others pull from
+it, and may other reductions use it. A host reserves memory when it takes a slot, and no host holds memory while it
+waits for the memory of others: it answers a `Bind` with yes or no, and waits only for the directory. So a slot that is
+taken and not bound waits only for answers. If no node takes one of the slots below, it is given back, to be asked for
+again later. Of two reductions that want the same memory one gets all of it, since nodes read the directory's requests
+in the order in which it sends them. The bytes that a getter already has are not risked like this: a getter that would
+continue with them is asked when everything below is bound.
 
-A slot's *host* may be lost: another node takes the slot over under the same version, and whoever was pulling resumes
-where it was. What is above keeps its memory meanwhile, for the bytes that are in it. That wait has an end: what nobody
-takes within a lease fails the reduction, which then lets go of everything.
+A slot's *host* may be lost: another node takes the slot over under the same version, and its receivers resume where
+they were. The slots above keep their memory meanwhile, because of the bytes in it. That wait ends: if no node takes a
+slot within a lease, the reduction fails and releases everything.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, label
 from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Stripe
 
-# So many slots are told what the reduction is, beside the root: it outlives the directory and its requester.
+# This many slots carry the reduction's request, beside the root: it then outlives the directory and its requester.
 _SLOTS_THAT_KNOW = 8
 
 
@@ -48,25 +48,25 @@ class Binding(ABC):
 
     @abstractmethod
     def _advance(self, reduction: Reduction, above: Slot | None = None) -> None:
-        """Bind what can be bound, `above` what has changed and below it, or everywhere."""
+        """Bind what can be bound: `above` what has changed and below it, or everywhere."""
 
     @abstractmethod
     def _give_up(self, reduction: Reduction, failure: Failure) -> None:
-        """It fails, and the failure does not go away by itself."""
+        """The reduction fails until the user asks again."""
 
     @abstractmethod
     def source_changed(self, ref: bytes) -> None:
-        """The reductions that the ref is a source of look again."""
+        """The reductions that the ref is a source of are reviewed."""
 
     # --- asking --------------------------------------------------------------------------------------------------
 
     def _ensure(self, reduction: Reduction, top: Slot) -> None:
-        """Bind the slot and those below it that nobody runs and that are needed, parts before what is made of them.
-        Those above one that nobody has room for wait, however far above, so that they do not take that room."""
+        """Bind the slot and those below it that no node runs and that are needed, parts before the slots that use them.
+        The slots above one that no node has room for wait, however far above, so that they do not take that room."""
         starved: set[bytes] = set()
         for slot in self._needed_of(reduction, top):
             if reduction.slots.get(slot.ref) is not slot:
-                return  # one of them made everything end, or be laid anew
+                return  # one of them made everything end, or start over
             is_starved = not starved.isdisjoint(slot.parts)
             if slot.gathers:
                 complete = slot.version is not None and self._table.has_copy(slot.ref)
@@ -75,7 +75,7 @@ class Binding(ABC):
             elif slot.host is None and not is_starved and self._can_be_bound(reduction, slot):
                 self._bind(reduction, slot)
             elif slot.host is None:
-                slot.homeless_since = None  # it is not for want of room that nobody is asked
+                slot.homeless_since = None  # no node can be asked for another reason than room
             if is_starved or (slot.host is None and slot.homeless_since is not None):
                 starved.add(slot.ref)
 
@@ -92,8 +92,8 @@ class Binding(ABC):
         return found[::-1]
 
     def _can_be_bound(self, reduction: Reduction, slot: Slot) -> bool:
-        """Nobody has the output, and everyone who pulled it has said how far it came; every part is there, or somebody
-        has been asked to make it."""
+        """No node has the output, and all its receivers have reported where they are; every part exists, or a node has
+        been asked to make it."""
         broadcast = self._table.record(slot.ref).broadcast
         if broadcast is not None and not broadcast.is_lost():
             return False
@@ -117,11 +117,13 @@ class Binding(ABC):
             return
         received = self.hosts.received(slot, host)
         if received and not self.hosts.is_bound_below(reduction, slot):
-            return  # asked when that is so: what the getter has would be lost if it were asked in vain
+            return  # asked only then: the getter would lose its bytes if it was asked in vain
         size = reduction.size if slot.cut is None else slot.cut[1]
         if slot.version is None:
             slot.version = self._versions.begin_output(slot.ref, size, reduction.layout, host, reduction.size)
-        slot.start = received or self.hosts.lowest_needed(reduction, slot)  # which depends on who else could be asked
+        slot.start = received or self.hosts.lowest_needed(
+            reduction, slot
+        )  # which depends on which other nodes could be asked
         slot.lacks = 0 if received else slot.start
         slot.host = host
         slot.number = self._world.next_number()
@@ -156,8 +158,8 @@ class Binding(ABC):
         return reduction.spec.count if made_by is None or made_by is reduction.root or ends_stripe else 0
 
     def _wait_for_room(self, reduction: Reduction, slot: Slot) -> None:
-        """Nobody takes the slot now: look again soon, and not for ever. What those above it have taken may be what it
-        waits for, and is given back."""
+        """No node takes the slot now: try again soon, but not for ever. It may wait for memory that the slots above
+        have taken, so that is given back."""
         now = self._world.now
         above = slot.parent
         while above is not None:
@@ -165,7 +167,7 @@ class Binding(ABC):
                 self._unbind(above)
             above = above.parent
         if not any(member.usable() for member in self._table.members):
-            slot.homeless_since = None  # nobody could be asked: that is not for want of room
+            slot.homeless_since = None  # no node could be asked: that is not a lack of room
         elif slot.homeless_since is None:
             slot.homeless_since = now
         if slot.homeless_since is None or now - slot.homeless_since < self._world.settings.lease:
@@ -187,7 +189,7 @@ class Binding(ABC):
         self._bind_upwards(reduction, slot)
 
     def _bind_upwards(self, reduction: Reduction, slot: Slot) -> None:
-        """Whatever was taken and waited only for what is below it is bound."""
+        """Bind the slots above that were taken and waited only for slots below them."""
         above: Slot | None = slot
         while above is not None and above.lacking is not None and self.hosts.is_bound_below(reduction, above):
             self._begin_pulling(reduction, above, above.lacking)
@@ -211,13 +213,13 @@ class Binding(ABC):
             self.source_changed(reduction.target)
 
     def _is_as_chosen(self, reduction: Reduction, part: bytes) -> bool:
-        """Whether it is not a source that was lost and put again since its slot was asked for: the host would not know
-        that version, and the slot begins anew when it is ready."""
+        """Whether the source was not lost and put again since its slot was asked for: the host would not know that
+        version, and the slot starts over when the source is ready."""
         broadcast = self._table.record(part).broadcast
         return part in reduction.slots or broadcast is None or broadcast.version == reduction.chosen.get(part)
 
     def resumed(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
-        """The host came back with the slot: it says itself what it still lacks."""
+        """The host came back with the slot, and says which parts it still needs."""
         if not slot.bound:
             self.taken(reduction, slot, missing)
             return
@@ -237,7 +239,7 @@ class Binding(ABC):
         self._advance(reduction)
 
     def host_lost(self, slot: Slot) -> None:
-        """Its host is gone. Whether it is needed again is known when those who pull from it have reported."""
+        """Its host is gone. Whether the slot is needed again is known when its receivers have reported."""
         self._unbind(slot)
 
     def beginning_lacks(self, reduction: Reduction, slot: Slot) -> None:
@@ -248,7 +250,7 @@ class Binding(ABC):
     # --- stripes -------------------------------------------------------------------------------------------------
 
     def _lay_without_stripes(self, reduction: Reduction) -> None:
-        """A source's host has no room for its stripes, or nobody has the source: any node can take a whole one."""
+        """A source's host has no room for its stripes, or no node has the source: any node can take a whole one."""
         reduction.no_stripes = True
         self._drop_slots(reduction)
         self._world.tell(reduction.target, "laid anew without stripes")
@@ -259,7 +261,7 @@ class Binding(ABC):
         self.laying.add_groups(reduction, batch)
 
     def _gather(self, reduction: Reduction, root: Slot) -> None:
-        """All stripes are on their way: the target has a version, and someone puts it together."""
+        """All stripes are in progress: the target has a version, and a node assembles it."""
         target = reduction.record.broadcast
         if target is None:
             outputs = [(reduction.slots[ref], self._table.version_of(ref)) for ref in root.parts]
@@ -271,7 +273,7 @@ class Binding(ABC):
             target.stripes = tuple(Stripe(version, size) for version, size in sizes)
             target.company = frozenset(reduction.ring())
             target.company_until = self._world.now + self._patience(reduction)
-            self._table.mark(root.ref)  # who waits is served when the event is over
+            self._table.mark(root.ref)  # waiting nodes are served when the event is over
             if reduction.record.waiting:
                 return
         if target.getters() or reduction.record.waiting:
@@ -287,8 +289,8 @@ class Binding(ABC):
         self._table.mark(root.ref)
 
     def _patience(self, reduction: Reduction) -> float:
-        """How long those who will get the target are waited for. Hosts of sources lose nothing by it, since their links
-        are busy combining; who else gets it begins that much later."""
+        """How long to wait for the nodes that will get the target. Hosts of sources lose nothing by it, since their
+        links are busy combining; other getters begin that much later."""
         return min(self._world.settings.regroup, reduction.size / self._table.members.bandwidth() / 4)
 
     def assembler_declined(self, reduction: Reduction, root: Slot, node: NodeId) -> None:
@@ -296,7 +298,7 @@ class Binding(ABC):
         self._advance(reduction)
 
     def _ensure_assembler(self, reduction: Reduction, root: Slot) -> None:
-        """If nobody gets the target any more, someone must be asked to."""
+        """If no node gets the target any more, one must be asked to."""
         target = reduction.record.broadcast
         if root.gathers and target is not None and not (target.copies or target.getters() or reduction.record.waiting):
             self._world.timers.set_if_absent(
@@ -316,7 +318,7 @@ class Binding(ABC):
     # --- stopping ------------------------------------------------------------------------------------------------
 
     def _unbind(self, slot: Slot) -> None:
-        """Nobody runs the slot. What its host pulled for it is not wanted any more."""
+        """No node runs the slot any more, and the parts that its host pulled are not needed."""
         host, slot.host = slot.host, None
         slot.bound = False
         slot.lacking = None
@@ -355,7 +357,7 @@ class Binding(ABC):
         reduction.root = None
 
     def _forget_slot(self, ref: bytes) -> None:
-        """The slot is no more; of the target only its slot goes, not what makes it."""
+        """The slot is gone; of the target only the slot is forgotten, not the reduction."""
         record = self._table.records[ref]
         record.slot = None
         if record.spec is None:

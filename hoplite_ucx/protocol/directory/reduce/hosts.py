@@ -1,8 +1,8 @@
-"""Who could run a slot, and from which byte on.
+"""Which nodes could run a slot, and from which byte on.
 
-The host of a slot is the node that has the least to pull. Who takes a slot over begins at the lowest byte that those
-who pull from it lack: below that, nobody needs the output any more. Of the root someone must have all, so a getter goes
-on with what it has, or with what another node combines for it.
+The host of a slot is the node that has the least to pull. A takeover begins at the lowest byte that the slot's
+receivers still need: no node needs the output below that. Some node must have all of the root, so a getter continues
+with what it has, or with what another node combines for it.
 """
 
 from collections.abc import Iterable
@@ -15,20 +15,21 @@ from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
 
 
 class Hosts:
-    """What is known of the nodes that run the slots of a reduction, or might. Nothing here changes anything."""
+    """What is known of the nodes that run the slots of a reduction, or might. Nothing here changes state."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self._world = table.world
 
     def has_taken(self, reduction: Reduction, slot: Slot, part: bytes) -> bool:
-        """Whether the slot's host needs the part no more. Of a slot that runs beside it, it needs what is to come."""
+        """Whether the slot's host does not need the part any more. From a slot that runs beside it, it still needs the
+        bytes to come."""
         child = reduction.slots.get(part)
         grows_beside = child is not None and child.host is slot.host and not self._table.has_copy(part)
         return slot.bound and part in slot.consumed and not grows_beside
 
     def is_above(self, reduction: Reduction, slot: Slot, end: int) -> bool:
-        """Whether all of the slot's output below `end` is in the slots above it, and will not be asked for again."""
+        """Whether all of the slot's output below `end` is in the slots above it, and will not be needed again."""
         while end > 0:
             parent = slot.parent
             if parent is None:
@@ -43,7 +44,7 @@ class Hosts:
         return True
 
     def is_bound_below(self, reduction: Reduction, slot: Slot) -> bool:
-        """Whether all that the slot pulls from slots has begun to grow. Of an empty object there is nothing to pull."""
+        """Whether all slots that the slot pulls from have begun to grow. An empty object has nothing to pull."""
         if reduction.size == 0:
             return True
         for part in slot.parts:
@@ -55,7 +56,7 @@ class Hosts:
     # --- where a slot begins -------------------------------------------------------------------------------------
 
     def _begins_at(self, reduction: Reduction, slot: Slot) -> int:
-        """Where the slot's host begins, or would if there were one. It is a guess only as long as nobody pulls."""
+        """Where the slot's host begins, or would begin. It is a guess only as long as no node pulls."""
         while slot.host is None:
             if slot is reduction.root:
                 host = self.choose_host(reduction, slot)
@@ -67,15 +68,15 @@ class Hosts:
         return slot.start
 
     def lowest_needed(self, reduction: Reduction, slot: Slot) -> int:
-        """The first byte of the output that anyone lacks: who pulls from it, or will."""
+        """The first byte of the output that any current or future receiver needs."""
         known = self._known_need(reduction, slot)
         if known is None and slot.parent is not None:
             return self._begins_at(reduction, slot.parent)
         return known or 0
 
     def _known_need(self, reduction: Reduction, slot: Slot) -> int | None:
-        """The first byte that those who pull from the slot lack; None if that depends on where the slot above begins.
-        Of the root's output someone must have all, and of small ones and stripes all comes at once."""
+        """The first byte that the slot's receivers need; None if that depends on where the slot above begins. Of the
+        root's output a node must have all, and small objects and stripes are needed whole."""
         above = slot.parent
         small = slot.cut is not None or reduction.size <= self._world.settings.inline_limit
         if above is None or small:
@@ -86,7 +87,7 @@ class Hosts:
         return 0 if above.bound or above.version is None else None
 
     def received(self, slot: Slot, member: Member) -> int:
-        """How much of the slot's output the node has because it was getting it, and can go on with."""
+        """How much of the slot's output the node has because it was getting it, and can continue with."""
         if slot.cut is not None or slot.gathers:
             return 0
         broadcast = self._table.record(slot.ref).broadcast
@@ -96,8 +97,8 @@ class Hosts:
     # --- who runs it ---------------------------------------------------------------------------------------------
 
     def choose_host(self, reduction: Reduction, slot: Slot) -> Member | None:
-        """Who has the least to pull; among equals the node that the slot was made for, then the one with most of its
-        sources, since what another slot makes is sent on by its host in any case, then the one that waits for its
+        """The node with the least to pull. Among equals: the node that the slot was made for, then the one with most of
+        its sources (the output of another slot is sent by its host in any case), then the one that waits for its
         output: what a node sends to itself does not cross its busy uplink."""
         usable = self._usable_for(reduction, slot)
         if len(usable) < 2:
@@ -116,14 +117,14 @@ class Hosts:
         )
 
     def _usable_for(self, reduction: Reduction, slot: Slot) -> list[Member]:
-        """Who could be its host: those who are better than others for some reason, or if none of them can be asked now,
-        anybody. A stripe's slot cuts its piece out of the source, which must be there for that."""
+        """The possible hosts: those with an advantage, or if none of them can be asked now, any node. A stripe's slot
+        cuts its piece out of the source, so the source must be on the host."""
         if slot.cut is not None:
             return self._askable(slot, self._table.holders_of(slot.parts[0], complete=True))
         return self._askable(slot, self._favoured(reduction, slot)) or self._askable(slot, self._table.members)
 
     def _favoured(self, reduction: Reduction, slot: Slot) -> list[Member]:
-        """The node that the slot was made for, and whoever has a part, makes one, or pulls the output."""
+        """The node that the slot was made for, and nodes that have a part, make one, or pull the output."""
         found: dict[NodeId, Member] = {}
         prefers = self._table.members.get(slot.prefers)
         hosts = [slot.parent.host if slot.parent is not None else None]
@@ -157,8 +158,8 @@ class Hosts:
         return makes_it or self._table.has_part(part, member.node, start=start)
 
     def splits_root(self, reduction: Reduction, root: Slot) -> bool:
-        """Whether the root is sooner done if a getter goes on with what it has, and another node combines the rest of
-        the parts for it: no getter that has much has parts too."""
+        """Whether the root is done sooner if a getter continues with what it has, and another node combines the
+        remaining parts for it: no getter that has much has parts too."""
         if len(root.parts) == 1:
             return False
         usable = self._usable_for(reduction, root)

@@ -1,13 +1,15 @@
-"""The slots of a reduction: how chosen sources are laid into a tree, or into one for every stripe.
+"""The slots of a reduction: builds chosen sources into a tree, or into one tree per stripe.
 
-A *term* is a source or the output of a slot; an arriving source becomes the head of a slot that takes the last terms of
-equal height as its other parts, or a term of its own. So every slot's parts are older than itself, neighbours in time
-are neighbours in the tree, each slot can start at once, and the last arrival is the root. With degree 1 it is a chain.
+A *term* is a source or the output of a slot. An arriving source becomes the head of a slot that takes the last terms of
+equal height as its other parts, or becomes a term itself. So every slot's parts are older than itself, neighbours in
+time are neighbours in the tree, each slot can start at once, and the last arrival is the root. With degree 1 it is a
+chain.
 
-A target that everybody gets may be laid in *stripes* (see `stripes`): each has a chain of slots of its own, made of the
-same sources, and the root gathers them.
+A target that all hosts get may be built in *stripes* (see `stripes`): each stripe has its own chain of slots, made of
+the same sources, and the root gathers them.
 
-Here is the shape only: who runs a slot is for `hosts` and `binding`, which sources are chosen for `reduction`.
+This module decides only the shape: `hosts` and `binding` decide which node runs a slot, `reduction` which sources are
+chosen.
 """
 
 import hashlib
@@ -43,8 +45,9 @@ class Laying:
             self.add_group(reduction, refs, node, last)
 
     def add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
-        """A getter's own sources are kept for the root: elsewhere its network card would have to take in both what its
-        slot combines and the result. If everybody gets it, that is so for whoever comes last, and nothing is kept."""
+        """A getter's own sources are kept for the root: elsewhere its network card would have to receive both the parts
+        of its slot and the result. If every host gets the result, that holds for the last one anyway, and nothing is
+        kept."""
         gets = node == reduction.requester or node in reduction.record.waiting
         if gets and not last and reduction.held is None and not reduction.spec.everywhere:
             reduction.held = (refs, node)
@@ -97,8 +100,8 @@ class Laying:
     # --- stripes -------------------------------------------------------------------------------------------------
 
     def choose_stripes(self, reduction: Reduction) -> int:
-        """More than one if it pays, and all sources are there: complete, decided, and not so small that they live
-        here."""
+        """More than one if it saves time, and all sources are ready: complete, decided, and not so small that they live
+        in the directory."""
         if reduction.no_stripes or not all(
             self._table.has_copy(ref)
             and not self._table.is_undecided(ref)

@@ -1,18 +1,18 @@
 """A reduction from its request to its seal: which sources go into it, how lost ones are replaced, and how it ends.
 
-The sources that become ready are chosen in that order, each once, until there are `count`, and laid into slots (see
-`laying`) that nodes are asked to run (see `binding`).
+The sources that become ready are chosen in that order, each once, until there are `count`, and built into slots
+(see `laying`) that nodes are asked to run (see `binding`).
 
 A slot is an ordered list of parts. Its output is an object of its own, with a ref, a version and a tree of receivers
 like any other; the root's output is the target. The version stands for the parts' versions and their order, nothing
 else: any node that combines the same parts makes the same bytes. Hence the two repairs:
-- A slot's *host* is lost: another node takes over under the same version, and whoever was pulling resumes where it was.
-- A *part* is lost, or changes its version: another ready source takes its place, and the slot and all above it begin a
-  new version. Subtrees that did not change serve what they have.
+- A slot's *host* is lost: another node takes over under the same version, and its receivers resume.
+- A *part* is lost, or changes its version: another ready source replaces it, and the slot and all above it start over
+  under a new version. Subtrees that did not change serve what they have.
 
 One choice of sources, one seal and one failure are for all stripes of a target; what changes a source changes every
-stripe. Slots of stripes run only where their source is, so that no piece of a source ever travels; if that cannot be,
-the same sources are laid anew without stripes.
+stripe. Slots of stripes run only where their source is, so that no piece of a source ever travels; if that is
+impossible, the same sources are built without stripes.
 
 The target is sealed once, when its root version is complete and what it was made of is decided.
 """
@@ -39,16 +39,17 @@ from hoplite_ucx.protocol.messages import (
 
 
 class Reductions(Binding):
-    """What becomes of reductions. `laying` makes their trees, `hosts` knows who could run them, `Binding` who does."""
+    """Handles all reductions. `laying` builds their trees, `hosts` knows the possible hosts, `Binding` the actual
+    ones."""
 
     def begin(self, record: Record, spec: Reduce, requester: NodeId) -> Reduction:
-        """What is asked for is kept with the target; nothing is done for it before it is reviewed."""
+        """The request is kept with the target; the next review acts on it."""
         return Reduction(record, spec, requester, {requester: None}, no_stripes=not spec.everywhere)
 
     # --- what happens --------------------------------------------------------------------------------------------
 
     def review(self, reduction: Reduction) -> None:
-        """Something about a source or a slot has changed: replace, choose, bind, fail or seal, whatever is due."""
+        """Something about a source or a slot has changed: choose, repair, bind, fail or seal, whatever is due."""
         if reduction.sealed or reduction.final or self._world.recovering:
             return
         self._note_ready(reduction)
@@ -58,7 +59,7 @@ class Reductions(Binding):
             else:
                 return
         while self._replace_lost(reduction):
-            pass  # a slot that begins anew needs again what it had
+            pass  # a slot that starts over needs its parts again
         if reduction.failure is None:
             self._choose_ready(reduction)
         if reduction.failure is not None:
@@ -69,7 +70,7 @@ class Reductions(Binding):
             self._fail(reduction, self._shortage(reduction))
 
     def _advance(self, reduction: Reduction, above: Slot | None = None) -> None:
-        """Bind what can be bound. Of many slots, look only at those that matter: a slot `above` what has changed, and
+        """Bind what can be bound. Of many slots, examine only those that matter: a slot `above` what has changed, and
         below it."""
         if reduction.sealed or reduction.failure is not None:
             return
@@ -81,7 +82,7 @@ class Reductions(Binding):
         self._seal_if_decided(reduction)
 
     def output_lost(self, reduction: Reduction, slot: Slot) -> None:
-        """Nobody has the output or could turn out to have it."""
+        """No node has the output or could turn out to have it."""
         if slot.bound:
             self._unbind(slot)
         self.review(reduction)
@@ -95,15 +96,16 @@ class Reductions(Binding):
             self._bind_upwards(reduction, slot.parent)  # its host had it all
 
     def unfit(self, reduction: Reduction, member: Member, unfit: Unfit) -> None:
-        """Who was to combine some of it says that nobody can: this is what the user must hear, and no retry helps."""
+        """The node that was to combine some of it says that the operation is undefined: the user gets this error, and
+        no retry helps."""
         slot = reduction.slots.get(unfit.version.ref)
         combines = slot is not None and slot.host is member and slot.version == unfit.version
         if combines or (member.node == reduction.inline_host and unfit.version == reduction.inline_version):
             self._give_up(reduction, Failure(FailureKind.INVALID, unfit.detail, unfit.remedy, reduction.target))
 
     def adopt(self, reduction: Reduction, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
-        """Go on with the slots that an earlier directory laid, if they are a whole. What was chosen and not bound to a
-        slot is chosen again."""
+        """Continue with the slots that an earlier directory made, if they are complete. Sources that were chosen and
+        not bound to a slot are chosen again."""
         named = {part.ref for report, _ in reports.values() for part in report.bind.parts}
         reduction.seen |= named & set(reduction.spec.sources)  # they were ready once
         whole = whole_of(self._table, reduction.spec, reports)
@@ -129,14 +131,14 @@ class Reductions(Binding):
             self._restart(reduction)
 
     def retry(self, reduction: Reduction) -> None:
-        """The user asks again for what failed for good."""
+        """The user asks again for a reduction that failed for good."""
         if reduction.final:
             reduction.final = False
             self._reopen(reduction)
             self.review(reduction)
 
     def cancel(self, reduction: Reduction) -> None:
-        """The target is deleted: everything that worked for it stops."""
+        """The target is deleted: all work for it stops."""
         self._tear_down(reduction)
 
     def source_changed(self, ref: bytes) -> None:
@@ -163,8 +165,8 @@ class Reductions(Binding):
                 reduction.ready.pop(ref, None)
 
     def may_come(self, reduction: Reduction, ref: bytes) -> bool:
-        """Whether a source can still become ready. A deleted one is not put again, but while those who were getting
-        what there is of it have yet to report, one of them may have all that is needed."""
+        """Whether a source can still become ready. A deleted one is not put again, but until its receivers have
+        reported, one of them may have all that is needed."""
         if ref in reduction.chosen and self._table.is_deleted(ref):
             return self._table.has_version(reduction.chosen[ref])
         return self._table.may_come(ref, seen=ref in reduction.seen)
@@ -177,7 +179,7 @@ class Reductions(Binding):
         return hopeful >= reduction.spec.count
 
     def _may_be_complete(self, reduction: Reduction) -> bool:
-        """The root's host died, and someone who was getting the target may have all of it; of every stripe likewise."""
+        """The root's host died, and a getter of the target may have all of it; likewise for every stripe."""
         if reduction.root is None:
             return False
         makers = reduction.makers(reduction.root)
@@ -203,7 +205,7 @@ class Reductions(Binding):
         return False
 
     def _has_all_of(self, reduction: Reduction, slot: Slot, part: bytes) -> bool:
-        """Whether nobody needs the part any more for what the slot makes."""
+        """Whether the part is not needed any more for the slot's output."""
         return self.hosts.has_taken(reduction, slot, part) and self.hosts.is_above(reduction, slot, slot.lacks)
 
     def _choose_ready(self, reduction: Reduction) -> None:
@@ -229,7 +231,7 @@ class Reductions(Binding):
             self.laying.add_groups(reduction, batch)
 
     def _fits(self, reduction: Reduction, ref: bytes) -> bool:
-        """The first ready source fixes what all must be like."""
+        """The first ready source fixes the size and layout of all."""
         size, layout = self._table.form_of(ref)
         if not reduction.chosen:
             self.laying.take_form(reduction, size, layout)
@@ -261,7 +263,7 @@ class Reductions(Binding):
             others = (source for source in reduction.ready if source not in reduction.chosen)
             spare = ref if ref in reduction.ready else next(others, None)
             if spare is None:
-                continue  # perhaps one comes
+                continue  # a spare may come
             if not self._fits(reduction, spare):
                 return False
             self._world.tell(reduction.target, "{} takes the place of {}", short(spare), short(ref))
@@ -281,7 +283,7 @@ class Reductions(Binding):
         return renewed
 
     def _replace(self, reduction: Reduction, ref: bytes, spare: bytes) -> None:
-        """Keep the order of choice: contributors are told in it, and the result has the layout of the first."""
+        """Keep the order of choice: contributors are listed in it, and the result has the layout of the first."""
         if ref == next(iter(reduction.chosen)):
             _, reduction.layout = self._table.form_of(spare)
         before, reduction.chosen = reduction.chosen, self._chosen_with(reduction, ref, spare)
@@ -296,7 +298,7 @@ class Reductions(Binding):
         }
 
     def _renew(self, reduction: Reduction, slot: Slot) -> None:
-        """The slot's parts are not the same any more: it and everything above begins a new version."""
+        """The slot's parts have changed: it and everything above begins a new version."""
         above: Slot | None = slot
         while above is not None:
             self._end_output(reduction, above)
@@ -347,8 +349,8 @@ class Reductions(Binding):
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _seal_if_decided(self, reduction: Reduction) -> None:
-        """Seal a complete root, unless a source of it could still turn out to be another version. A host that is still
-        at work has all the bytes that a getter has, and says so next; it is not interrupted."""
+        """Seal a complete root, unless a source of it could still get another version. A host that still works has all
+        the bytes that a getter has, and will report next; it is not interrupted."""
         root = reduction.root
         if root is None or root.version is None or not self._table.has_copy(root.ref):
             return
@@ -367,7 +369,7 @@ class Reductions(Binding):
         self._finish(reduction)
 
     def _finish(self, reduction: Reduction) -> None:
-        """The target is an object like any other now; what made it goes."""
+        """The target is an ordinary object now; its slots end."""
         broadcast = reduction.record.broadcast
         assert broadcast is not None
         origin = Origin(reduction.spec, tuple(reduction.chosen.values()))
@@ -429,10 +431,10 @@ class Reductions(Binding):
         self.review(reduction)
 
     def _reopen(self, reduction: Reduction) -> None:
-        """A source that was missing has been put again: begin anew."""
+        """A missing source has been put again: start over."""
         reduction.failure = None
         self._world.tell(reduction.target, "reopened")
-        self.source_changed(reduction.target)  # what is made from it may hope again
+        self.source_changed(reduction.target)  # reductions made from it may continue
 
     def _shortage(self, reduction: Reduction) -> Failure:
         spec = reduction.spec

@@ -1,1 +1,1 @@
-"""How one object reaches everybody who wants it: the tree of each version, and who sends to whom."""
+"""How one object reaches all nodes that want it: the tree of each version, and who sends to whom."""

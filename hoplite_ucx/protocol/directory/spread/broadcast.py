@@ -1,8 +1,8 @@
-"""The tree of one version: who has it, who is getting it from whom, and what happens when one of them fails.
+"""The tree of one version: which nodes have it, who receives it from whom, and what happens when one of them fails.
 
-A receiver is in one of four states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
-placed behind a sender. HALTING: it was told to stop and will report its watermark. ASSEMBLING: it puts the object
-together from stripes (see `stripes`). ADOPTED: it was placed by an earlier directory, behind a sender that has not been
+A receiver is in one of these states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
+placed behind a sender. HALTING: it must stop and will report its watermark. ASSEMBLING: it assembles the object
+from stripes (see `stripes`). ADOPTED: it was placed by an earlier directory, behind a sender that has not been
 heard yet. A fresh receiver is one that waits at watermark 0, so that first placements and repairs are the same thing.
 
 Rules kept here:
@@ -36,7 +36,7 @@ from hoplite_ucx.protocol.messages import (
 )
 from hoplite_ucx.protocol.placement import Nic, Plan, SenderPool
 
-# A sender that failed so often in a row is no reason to keep what others could use meanwhile.
+# After this many failures in a row, a relay does not keep streams that others could use while it waits for the sender.
 _HOPELESS = 3
 
 
@@ -71,7 +71,7 @@ class Receiver:
     changes: tuple[int, int] = (0, 0)
     """Of its sender's card and its own, when its stream began (see `Nic`)."""
     behind: NodeId | None = None
-    """Whom it is placed behind at first, if that can be."""
+    """The sender behind which it is placed first, if possible."""
     adopted_from: tuple[NodeId, float] | None = None
     """Of an adopted one: its sender, and the rate that its stream was planned with."""
     shunned: dict[NodeId, Shunned] = field(default_factory=dict)
@@ -124,16 +124,16 @@ class Broadcast:
         self.receivers: dict[ReceiverKey, Receiver] = {}
         self._waiting: dict[ReceiverKey, Receiver] = {}
         self._adopted: dict[ReceiverKey, Receiver] = {}
-        self._severed: dict[NodeId, None] = {}  # relays that lost their sender while others were behind them
+        self._severed: dict[NodeId, None] = {}  # relays that lost their sender while they had receivers
         self._expected: set[ReceiverKey] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
-        self._no_senders = False  # nobody can send to anyone whose stream counts, until something changes
+        self._no_senders = False  # no node can send to a receiver whose stream counts, until something changes
         self._orders = 0
         self._bandwidth = bandwidth
 
     @cached_property
     def pool(self) -> SenderPool:
-        """Who can send it to whom. What comes with the directory's answer is never streamed, and needs none."""
+        """The possible senders. An object that comes with the directory's answer is never streamed, and needs none."""
         return SenderPool(self.version.ref, self._choose_granule(), self._world.costs)
 
     # --- what is known -----------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Broadcast:
         return list(dict.fromkeys([*self.copies, *producer, *(r.member.node for r in self.receivers.values())]))
 
     def waits(self) -> bool:
-        """Whether anybody has no sender, or has one that is not in the accounts."""
+        """Whether a receiver has no sender, or has one that is not in the accounts."""
         return bool(self._waiting or self._adopted)
 
     def waiting_stores(self) -> dict[NodeId, Member]:
@@ -171,7 +171,7 @@ class Broadcast:
         return any(receiver.state is State.ASSEMBLING for receiver in self.receivers.values())
 
     def is_lost(self) -> bool:
-        """No root, and nobody left who could turn out to be one."""
+        """No root, and no node left that could turn out to be one."""
         return not self.has_root() and len(self._waiting) == len(self.receivers)
 
     def lowest(self) -> int:
@@ -179,7 +179,7 @@ class Broadcast:
         return min((receiver.watermark for receiver in self.receivers.values()), default=0)
 
     def lacks_beginning(self) -> bool:
-        """Whether someone needs bytes that the producer does not make, and nobody else has."""
+        """Whether a receiver needs bytes that the producer does not make, and no other node has."""
         return (
             self.producer is not None
             and not self.copies
@@ -215,7 +215,7 @@ class Broadcast:
         self._world.tell(self.version.ref, "{} is complete at {}", self.version, label(node))
 
     def _measure(self, receiver: Receiver) -> None:
-        """The receiver is complete: what its stream took says what its link costs."""
+        """The receiver is complete: the time of its stream shows what its link costs."""
         sender = receiver.sender
         if receiver.begun is None or sender not in self.copies or receiver.state is not State.STREAMING:
             return
@@ -228,7 +228,7 @@ class Broadcast:
             self._world.measuring.hop(now - above.finish, self.pool.granule, min(above.nic.up, nic.down))
 
     def remove(self, node: NodeId) -> None:
-        """The node has the version no more, and gets it no more: what hung on it is halted and placed anew."""
+        """The node neither has nor gets the version any more: its receivers are halted and placed again."""
         if node in self.copies:
             del self.copies[node]
         elif node == self.producer:
@@ -250,7 +250,7 @@ class Broadcast:
             self.forget(key)
 
     def forget(self, key: ReceiverKey) -> None:
-        """The receiver wants no more."""
+        """The receiver does not want it any more."""
         if isinstance(key, tuple):
             if key in self.receivers:
                 self._detach(self._forget_receiver(key))
@@ -262,7 +262,7 @@ class Broadcast:
         return any(member.usable() and not member.retiring for node, member in self.copies.items() if node != besides)
 
     def evict(self, node: NodeId) -> Eviction:
-        """Let the node's copy go if another good one stays and nobody is pulling from this one."""
+        """Remove the node's copy if another good one stays and no receiver pulls from this one."""
         if node not in self.copies:
             return Eviction.IN_USE
         if self.inline is not None or not self.sealed or not self.has_good_copy(besides=node):
@@ -274,7 +274,8 @@ class Broadcast:
         return Eviction.GRANTED
 
     def drop_everywhere(self) -> None:
-        """The version is over. Hosts' accounts are settled and everyone who has a byte of it is told."""
+        """The version is over. The hosts' accounts are settled, and every node that has a byte of it is told to drop
+        it."""
         for node in self.nodes():
             self._world.send(node, Drop(self.version))
         for key in list(self.receivers):
@@ -304,13 +305,13 @@ class Broadcast:
         self.receivers[key] = self._waiting[key] = receiver
 
     def unwant(self, node: NodeId) -> None:
-        """Only who has no sender is let go: a running stream may feed others, and ends by itself."""
+        """Only a receiver without a sender is removed: a running stream may feed others, and ends by itself."""
         if node in self._waiting:
             self.remove(node)
 
     def readmit(self, member: Member, partial: Partial, *, survivor: bool) -> None:
-        """A node that came back says what it is receiving; if that is what we know, the stream runs on. What a survivor
-        of an earlier directory is receiving runs on too."""
+        """A node that came back says what it is receiving; if that agrees with our state, the stream runs on. Streams
+        of survivors of an earlier directory run on too."""
         key = receiver_key(member.node, partial.into)
         receiver = self.receivers.get(key)
         if receiver is None:
@@ -332,8 +333,8 @@ class Broadcast:
         self._adopted[receiver.key] = self._waiting.pop(receiver.key)
 
     def link_adopted(self) -> None:
-        """Take streams that ran before us into the accounts, from the roots down; so that no cycle is taken for a tree,
-        one is in order only when its sender's bytes are known to come from a root."""
+        """Take streams that ran before us into the accounts, from the roots down: a stream is accepted only when its
+        sender's bytes are known to come from a root, so that no cycle is taken for a tree."""
         linked = bool(self._adopted)
         while linked:
             linked = False
@@ -356,13 +357,13 @@ class Broadcast:
         return bool(receiver.into) or (taker.receiving < taker.streams_in and giver.sending < giver.streams_out)
 
     def halt_adopted(self) -> None:
-        """Their senders did not come: they are placed anew. Whoever lacks only a place in the accounts runs on: its
-        sender refuses those who were placed instead, and then there is one."""
+        """Their senders did not come: they are placed again. Streams that only have no place in the accounts run on:
+        their sender refuses receivers that were placed instead, and then there is a place."""
         for receiver in [receiver for receiver in self._adopted.values() if not self._comes_from_root(receiver)]:
             self._halt(receiver)
 
     def _comes_from_root(self, receiver: Receiver) -> bool:
-        """Whether an adopted stream would be in order, if those above it were."""
+        """Whether an adopted stream would be valid, if those above it were."""
         passed: set[ReceiverKey] = set()
         while receiver.adopted_from is not None and receiver.key not in passed:
             passed.add(receiver.key)
@@ -385,7 +386,7 @@ class Broadcast:
         self.pool.revise(receiver.sender, key, finish)
 
     def told_to_drop(self, node: NodeId) -> None:
-        """What the node has received is gone when it hears of it; it still wants the object."""
+        """The node's bytes are gone when it reads the message; it still wants the object."""
         if node in self._waiting:
             self._waiting[node].watermark = 0
 
@@ -405,7 +406,7 @@ class Broadcast:
         self._reported(receiver, watermark, wanted)
 
     def halted(self, key: ReceiverKey, number: int, watermark: int, wanted: bool) -> None:
-        """An earlier directory may have asked it to, and so the stream may be one that was adopted as running."""
+        """An earlier directory may have halted it, so the stream may be one that was adopted as running."""
         receiver = self.receivers.get(key)
         if receiver is not None and receiver.number == number and receiver.state is not State.WAITING:
             self._reported(receiver, watermark, wanted)
@@ -422,7 +423,7 @@ class Broadcast:
 
     def place(self) -> None:
         """Give every waiting receiver a sender, as far as there are senders."""
-        self.link_adopted()  # what runs already comes before what could
+        self.link_adopted()  # running streams come before possible ones
         if self._no_senders or not self.has_root() or (self.stripes and not self.copies):
             return
         now = self._world.now
@@ -449,7 +450,9 @@ class Broadcast:
                 if not (receiver.shunned or receiver.into or self._followers(member.node)):
                     self._no_senders = True
                 elif counted and not self._may_try_again(receiver):
-                    self._release_followers(receiver)  # all who could send are busy, perhaps with what waits for it
+                    self._release_followers(
+                        receiver
+                    )  # all possible senders are busy, perhaps with receivers that wait for it
                 continue
             if plan.displaces is not None:
                 self._halt(self.receivers[plan.displaces])
@@ -457,27 +460,27 @@ class Broadcast:
         self._wake_for_waiting(regrouping)
 
     def _release_followers(self, receiver: Receiver) -> None:
-        """It waits for a stream that another object has: if those behind it kept theirs meanwhile, that object might in
-        turn wait for them. They are placed anew."""
+        """It waits for a stream that another object uses: if its own receivers kept their streams meanwhile, that
+        object might in turn wait for them. They are placed again."""
         if not receiver.into:
             for key in self._followers(receiver.member.node):
                 self._halt(self.receivers[key])
 
     def _may_try_again(self, receiver: Receiver) -> bool:
-        """Whether someone can send to it who failed it a moment ago, as happens; and not again and again."""
+        """Whether a node can send to it that failed it a moment ago, but not again and again."""
         now = self._world.now
         return any(sender.until > now and sender.failures < _HOPELESS for sender in receiver.shunned.values())
 
     def _turn(self, receiver: Receiver) -> tuple[int, int, int]:
         """The most advanced come first, and then those whose network cards have nothing else to send, since they are
-        the better relays; who gets stripes comes in the order of the ring."""
+        the better relays; receivers of stripes come in the order of the ring."""
         others = len(receiver.member.nic.sending) if self.counted else 0
         return -receiver.watermark, others, receiver.order
 
     def assemble(self) -> list[Member]:
-        """While nobody has all of it, let everyone who waits put it together from its stripes. Who begins is returned:
-        each of them must be sent the stripes. They begin together if they can: who is missing in the ring when it is
-        laid hangs on it later, and a link then carries twice what the others do."""
+        """While no node has all of it, let all waiting nodes assemble it from its stripes. Returns the nodes that
+        begin: each must be sent the stripes. They begin together if possible: a node that is missing in the ring when
+        it is built is attached later, and a link then carries twice as much as the others."""
         if self.copies or not self.stripes:
             return []
         if self._world.now < self.company_until and any(self._is_awaited(node) for node in self.company):
@@ -508,14 +511,14 @@ class Broadcast:
         shunned = receiver.shunned
         now = self._world.now
         slot = bool(receiver.into)
-        # Behind one who hangs on a relay without a sender, it would be released as soon as that one is.
+        # Behind a receiver of a relay without a sender, it would be released together with that receiver.
         must_be_rooted = not slot and (bool(self._children(node)) or self._has_severed())
 
         def acceptable(sender: NodeId) -> bool:
             member = self._members[sender]
             above = self.receivers.get(sender)
             if above is not None and (slot or above.state is not State.STREAMING):
-                return False  # what a slot waits for must never wait for a stream to be spared: no relays
+                return False  # a slot's part must never wait for a free stream: no relays
             if not slot and (sender == node or (self.counted and member.sending >= member.streams_out)):
                 return False
             if not member.usable() or (sender == self.producer and receiver.watermark < self.start):
@@ -531,8 +534,8 @@ class Broadcast:
         return self.pool.choose(receiver.member.nic, remaining, now, acceptable)
 
     def _choose_granule(self) -> int:
-        """The tree may come to span the cluster as it is now; a granule for that depth costs shallow trees nothing. Nor
-        does one for a single hop cost stripes anything: it is their links that are full, not their pipelines."""
+        """The tree may grow to span the cluster as it is now; a granule for that depth costs shallow trees nothing. Nor
+        does a granule for a single hop cost stripes anything: their links are full, not their pipelines."""
         depth = 1 if self.whole > self.size else len(self._members) - 1
         return choose_granule(self.whole, depth, self._bandwidth, self._world.settings)
 
@@ -632,7 +635,7 @@ class Broadcast:
         return receiver
 
     def _drop_location(self, node: NodeId) -> None:
-        """A node that is no location any more leaves the pool; its children must find another sender."""
+        """A node that is not a location any more leaves the pool; its children must find another sender."""
         if self.inline is not None or node not in self.pool.locations:
             return
         for child in list(self._children(node)):
@@ -645,14 +648,13 @@ class Broadcast:
         return list(location.children) if location is not None else []
 
     def _followers(self, node: NodeId) -> list[ReceiverKey]:
-        """All who pull from the node, in the accounts or not yet."""
+        """All receivers that pull from the node, in the accounts or not yet."""
         adopted = [key for key, receiver in self._adopted.items() if receiver.follows(node)]
         return self._children(node) + adopted
 
     def _has_severed(self) -> bool:
-        """Whether a relay without a sender has others behind it. Nobody joins those, so they become fewer. Such relays
-        are noted when they lose their sender: to look for them among all receivers would cost every placement a walk.
-        """
+        """Whether a relay without a sender has receivers. No receiver joins those, so they become fewer. Such relays
+        are recorded when they lose their sender: to find them among all receivers would cost every placement a walk."""
         for node in list(self._severed):
             relay = self.receivers.get(node)
             if relay is None or relay.state is State.STREAMING or not self._children(node):
@@ -675,8 +677,8 @@ class Broadcast:
         receiver.shunned[sender] = Shunned(self._world.now + pause, failures)
 
     def _write_off(self, node: NodeId) -> None:
-        """The node is probably gone, and with it the stream it receives: its sender has room for whoever it leaves
-        behind. Should it live, its next heartbeat puts the account right."""
+        """The node is probably gone, and with it the stream it receives: its sender has room for the node's receivers.
+        If the node lives, its next heartbeat corrects the account."""
         receiver = self.receivers.get(node)
         if receiver is not None and receiver.sender is not None:
             self.pool.revise(receiver.sender, node, self._world.now)
@@ -687,7 +689,8 @@ class Broadcast:
                 self._expect(child)
 
     def _expect(self, key: ReceiverKey) -> None:
-        """A report is on its way; whoever lost the same sender waits for it a moment, so as to be placed in order."""
+        """A report is on its way; receivers that lost the same sender wait for it a moment, so as to be placed in
+        order."""
         self._expected.add(key)
         self._regroup_until = self._world.now + self._world.settings.regroup
 

@@ -1,4 +1,4 @@
-"""Who waits for an object is placed in its tree, or told to put it together from stripes."""
+"""Places the nodes that wait for an object in its tree, or lets them assemble it from stripes."""
 
 from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.spread.stripes import tree_of
@@ -17,15 +17,15 @@ def place(table: Table, record: Record) -> None:
 
 
 def place_again(table: Table, record: Record) -> None:
-    """Something outside the tree has changed: whoever found no sender may find one now."""
+    """Something outside the tree has changed: receivers that found no sender may find one now."""
     if record.broadcast is not None:
         record.broadcast.reconsider()
     place(table, record)
 
 
 def place_starving(table: Table) -> None:
-    """A node can send again: receivers without a sender may find one. What runs already comes before what could, of
-    any object."""
+    """A node can send again: receivers without a sender may find one. For any object, running streams come before
+    possible ones."""
     for ref in table.starving:
         if (broadcast := table.records[ref].broadcast) is not None:
             broadcast.link_adopted()
@@ -34,8 +34,8 @@ def place_starving(table: Table) -> None:
 
 
 def _assemble(table: Table, record: Record) -> None:
-    """Let those who wait for a striped target put it together: each is sent all stripes that it does not make,
-    in the order of the ring."""
+    """Let the nodes that wait for a striped target assemble it: each is sent all stripes that it does not make, in the
+    order of the ring."""
     target = record.broadcast
     members = target.assemble() if target is not None else []
     if target is None or not members:
@@ -45,7 +45,7 @@ def _assemble(table: Table, record: Record) -> None:
         output, tree = table.records[stripe.version.ref], tree_of(table, stripe)
         end = seats.get(output.slot.prefers, 0) if output.slot is not None else 0
         distance = {node: (seat - end) % len(seats) for node, seat in seats.items()}
-        behind = None if tree.getters() else tree.producer  # who comes late is placed like anyone
+        behind = None if tree.getters() else tree.producer  # a late node is placed like any other
         for member in sorted(members, key=lambda member: distance.get(member.node, len(seats))):
             if tree.producer != member.node and member.node not in tree.copies:
                 table.involve(output, member)

@@ -1,15 +1,16 @@
-"""Targets that everybody gets, made in stripes: pieces of the result, each combined and spread as an object of its own.
+"""Targets that all hosts get, made in stripes: pieces of the result, each combined and spread as its own object.
 
-A reduction in one chain sends every byte over every link twice, once to combine it and once to spread it. Cut into
-stripes, each with a chain of its own along one ring, and the chains ending at every host of it or at every second, all
-links carry only 2(n-1)/n of the bytes.
+A reduction in one chain sends every byte over every link twice, once to combine it and once to spread it. With stripes,
+each of which has its own chain along one ring, and chains that end at every host or at every second, all links carry
+only 2(n-1)/n of the bytes.
 
-The reduction owns the selection of sources, the slots of all stripes and the seal; its root is a slot that *gathers*:
-its parts are the stripes, and it has no host, since everyone who gets the target puts it together for himself. Who
-waits for the target is told to assemble it, and becomes a receiver of every stripe (see `placing`). Rules kept:
-- Who assembles counts as a receiver of the target that might turn out to have it all, until it says otherwise.
-- Stripes outlive the seal as ordinary objects, while someone still assembles from them. If one is lost then, they all
-  end: whoever has not finished reports that, and gets the target whole from one who has.
+The reduction owns the choice of sources, the slots of all stripes and the seal. Its root is a slot that *gathers*: its
+parts are the stripes, and it has no host, since every node that gets the target assembles it itself. A node that waits
+for the target is told to assemble it, and becomes a receiver of every stripe (see `placing`). Rules kept:
+
+- A node that assembles counts as a receiver of the target that might turn out to have it all, until it says otherwise.
+- Stripes outlive the seal as ordinary objects, while a node still assembles from them. If one is lost then, they all
+  end: a node that has not finished reports that, and gets the target whole from one that has.
 """
 
 from itertools import pairwise
@@ -31,7 +32,7 @@ def cuts(size: int, count: int) -> list[tuple[int, int]]:
 
 
 def leave(table: Table, target: Broadcast, member: Member, number: int) -> None:
-    """The node assembles the target no more: what it had of the stripes, unless it makes them, is gone."""
+    """The node does not assemble the target any more: its bytes of the stripes are gone, unless it makes them."""
     if not target.is_assembling(member.node) or target.receivers[member.node].number != number:
         return
     for stripe in target.stripes:
@@ -45,8 +46,8 @@ def leave(table: Table, target: Broadcast, member: Member, number: int) -> None:
 
 
 def outlive(table: Table, record: Record) -> list[bytes]:
-    """The target is decided. If someone still assembles it, its stripes become objects like any other, and are
-    returned; else they go with the reduction."""
+    """The target is decided. If a node still assembles it, its stripes become ordinary objects, and are returned;
+    otherwise they end with the reduction."""
     target = record.broadcast
     assert target is not None
     refs = [stripe.version.ref for stripe in target.stripes]
@@ -71,14 +72,15 @@ def is_used(table: Table, record: Record, node: NodeId) -> bool:
 
 
 def end_if_unused(table: Table, record: Record) -> None:
-    """Stripes that outlived the seal go when nobody assembles from them any more."""
+    """Stripes that outlived the seal end when no node assembles from them any more."""
     target = record.broadcast
     if target is not None and target.stripes and record.reduction is None and not target.has_assemblers():
         end(table, target)
 
 
 def end(table: Table, target: Broadcast) -> None:
-    """The stripes of a decided target are over. Who still assembles from them is told, and reports to the target."""
+    """The stripes of a decided target are over. Nodes that still assemble from them are notified, and report to the
+    target."""
     stripes, target.stripes = target.stripes, ()
     if stripes:
         table.mark(target.version.ref)  # without them, and without a copy, it is lost
