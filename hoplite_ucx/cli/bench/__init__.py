@@ -16,7 +16,7 @@ from hoplite_ucx.bench.bare.driver import measure_bare
 from hoplite_ucx.bench.harness.timing import progress_bar
 from hoplite_ucx.bench.hosts import namespaces as clusters
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterError
-from hoplite_ucx.cli.bench import breaks, faults, fuzz, links, live, paper, peers, results, scale
+from hoplite_ucx.cli.bench import breaks, dask, faults, fuzz, links, live, paper, peers, results, scale
 from hoplite_ucx.cli.bench_shared import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
 from hoplite_ucx.cli.quantities import format_bandwidth, format_size
 
@@ -25,6 +25,7 @@ cluster_app = typer.Typer(name="cluster", help="Emulated hosts that stay up betw
 bare_app = typer.Typer(name="bare", help="The same operations with bare sockets, for comparison.", no_args_is_help=True)
 app.add_typer(cluster_app)
 app.add_typer(bare_app)
+app.add_typer(dask.app)
 
 live.add_to(app)
 faults.add_to(app)

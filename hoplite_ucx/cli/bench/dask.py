@@ -1,0 +1,149 @@
+"""`hoplite bench dask …`: Dask programs on emulated hosts, plain and with `hoplite_ucx.dask`."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hoplite_ucx.bench.dask.hosts import reports
+from hoplite_ucx.bench.harness.timing import Measurement, limit_seconds, progress_bar
+from hoplite_ucx.bench.hosts.line_process import PeerError
+from hoplite_ucx.cli.bench_shared import RATE, Json, Rate, Repeat, Size, refusals, show
+from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
+
+app = typer.Typer(name="dask", help="Dask programs, plain and with hoplite_ucx.dask.", no_args_is_help=True)
+
+Workers = Annotated[int, typer.Option(min=2, max=16, help="Hosts with a worker; the scheduler has one of its own.")]
+
+_SIZE: int = "64MiB"  # type: ignore[assignment]
+_SMALL: int = "1MiB"  # type: ignore[assignment]
+_ROUND_SECONDS = 300.0
+_GROWTH = 1.5
+_SLACK = {"descriptors": 16, "threads": 8, "memory": 64 << 20}
+_OURS = "hoplite"
+
+
+class Operation(StrEnum):
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    ALLREDUCE = "allreduce"
+
+
+@app.command()
+def speed(
+    operation: Annotated[
+        list[Operation] | None, typer.Option("--operation", help="What to measure; by default, all of them.")
+    ] = None,
+    workers: Workers = 4,
+    size: Size = _SIZE,
+    rate: Rate = RATE,
+    repeat: Repeat = 5,
+    as_json: Json = False,
+) -> None:
+    """Broadcast, reduce and allreduce, as plain Dask programs do them and with hoplite, in turns in one run."""
+    operations = [each.value for each in operation or Operation]
+    plan = {"size": size, "repeat": repeat, "operations": operations}
+    runs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with refusals():
+        for report in reports("speed", plan, workers=workers, rate=rate, seconds=_ROUND_SECONDS):
+            runs[report["operation"], report["way"]].append(report["seconds"])
+    settings = {"workers": workers, "size": size, "rate": rate}
+    for name in operations:
+        limit = limit_seconds(name, workers, size, rate)
+        measured = [
+            Measurement(way, tuple(seconds), limit, {"operation": name, **settings})
+            for (of, way), seconds in runs.items()
+            if of == name
+        ]
+        if as_json:
+            for each in measured:
+                typer.echo(each.json_line())
+            continue
+        show(measured, f"{name} of {format_size(size)}, {workers} workers, {format_bandwidth(rate)} each")
+        typer.echo("".join(f"{line}\n" for line in _gains(measured)))
+
+
+def _gains(measured: list[Measurement]) -> list[str]:
+    ours = next(each for each in measured if each.what == _OURS)
+    others = [each for each in measured if each is not ours]
+    return [f"hoplite is {each.seconds / ours.seconds:.2f} × as fast as {each.what}" for each in others]
+
+
+@app.command()
+def faults(
+    case: Annotated[list[str] | None, typer.Option("--case", help="Only cases whose name contains this.")] = None,
+    workers: Workers = 4,
+    size: Size = _SIZE,
+    rate: Rate = RATE,
+    as_json: Json = False,
+) -> None:
+    """Kill workers, agents, hosts and the directory in the middle of things: right values, and how long they took."""
+    from hoplite_ucx.bench.dask.faults import CASES, NEEDS_NANNY  # Dask is loaded only here
+
+    chosen = [name for name in CASES if case is None or any(part in name for part in case)]
+    told: list[dict[str, Any]] = []
+    with progress_bar("faults", len(chosen), quiet=as_json) as advance:
+        for name in chosen:
+            try:
+                plan = {"size": size, "case": name}
+                nanny = name in NEEDS_NANNY
+                told += reports("faults", plan, workers=workers, rate=rate, nanny=nanny, seconds=_ROUND_SECONDS)
+            except PeerError as error:
+                told.append({"case": name, "right": False, "why": str(error)[-2000:]})
+            advance()
+            if as_json:
+                typer.echo(json.dumps(told[-1]))
+    if not as_json:
+        _show_faults(told)
+    if not all(each["right"] for each in told):
+        raise typer.Exit(1)
+
+
+def _show_faults(told: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("killed", "result", "after the fault"):
+        table.add_column(column, justify="right" if column == "after the fault" else "left")
+    for each in told:
+        result = "right" if each["right"] else each.get("why", "wrong").splitlines()[-1]
+        table.add_row(each["case"], result, format_duration(each["seconds"], 3) if "seconds" in each else "-")
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def rounds(
+    count: Annotated[int, typer.Option(min=10, help="How many rounds.")] = 200,
+    workers: Workers = 4,
+    size: Size = _SMALL,
+    rate: Rate = RATE,
+    as_json: Json = False,
+) -> None:
+    """Broadcast, reduce, share and forget, many times: objects, tasks, memory and descriptors must stay flat."""
+    plan = {"size": size, "rounds": count}
+    with refusals():
+        seconds = _ROUND_SECONDS + 5.0 * count
+        looks = list(reports("endurance", plan, workers=workers, rate=rate, seconds=seconds))
+    for look in looks:
+        typer.echo(json.dumps(look))
+    grown = growth(looks[0], looks[-1])
+    if not as_json:
+        typer.echo("flat" if not grown else f"grown: {', '.join(grown)}")
+    if grown:
+        raise typer.Exit(1)
+
+
+def growth(early: dict[str, Any], late: dict[str, Any]) -> list[str]:
+    """What grew between a look after a tenth of the rounds and the last one, beyond the noise."""
+    grown = [name for name in ("objects", "tasks", "shared") if late[name] > 0]
+    for name in ("descriptors", "memory"):
+        for part, amount in late[name].items():
+            if amount > _GROWTH * early[name][part] + _SLACK[name]:
+                grown.append(f"{name} of {part}")
+    if late["threads"] > _GROWTH * early["threads"] + _SLACK["threads"]:
+        grown.append("threads")
+    return grown
