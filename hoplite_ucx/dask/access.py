@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from distributed import Future, Reschedule, get_worker
 
@@ -20,12 +20,14 @@ from hoplite_ucx.dask.leases import Lease, closed, lease_of
 from hoplite_ucx.errors import ClosedError, Failure, FailureKind, GetTimeoutError, HopliteError, ObjectLostError
 from hoplite_ucx.runtime.worker.object_info import ObjectInfo
 
+R = TypeVar("R")
+
 LOST = "hoplite_lost"
 """The message that tells the scheduler's plugin of a loss."""
 RESULT_SECONDS = 300.0
 _SLICE = 5.0
 _ATTEMPTS = 3
-"""So often an agent may be replaced while one value is fetched."""
+"""So often an agent may be replaced while one call is made."""
 _POLL = 0.05
 
 
@@ -52,7 +54,7 @@ def open_in_task(cluster_id: str, ref: bytes, key: Any, _anchor: Any = None) -> 
     lease = lease_of(cluster_id)
     name = hoplite.ObjectRef(ref)
     try:
-        return values.get(ref, lambda keep: _fetch(lease, name, keep))
+        return values.get(ref, lambda keep: on_agent(lease, lambda cluster: _fetch(cluster, name, keep)))
     except Lost:
         report_lost(key)
         raise Reschedule from None
@@ -67,26 +69,29 @@ def report_lost(key: Any) -> None:
     worker.loop.add_callback(worker.batched_stream.send, {"op": LOST, "key": key})
 
 
-def _fetch(lease: Lease, ref: hoplite.ObjectRef, keep: Callable[[], None]) -> Any:
-    for attempt in range(1, _ATTEMPTS + 1):
+def on_agent(lease: Lease, call: Callable[[hoplite.Cluster], R]) -> R:
+    """Make a call that may be made again. If the agent dies, it is made with the next one."""
+    for _ in range(_ATTEMPTS - 1):
         cluster = lease.cluster
         try:
-            while known := _known(cluster.info(ref)):
-                try:
-                    value = cluster.get(ref, timeout=_SLICE)
-                except GetTimeoutError:
-                    continue
-                if _is_pickled(known):
-                    keep()
-                return value
-        except ObjectLostError:
-            break
-        except ClosedError:  # the agent died: another one is on its way
-            if attempt == _ATTEMPTS:
-                raise
+            return call(cluster)
+        except ClosedError:
             _await_another(lease, cluster)
-        else:
-            break
+    return call(lease.cluster)
+
+
+def _fetch(cluster: hoplite.Cluster, ref: hoplite.ObjectRef, keep: Callable[[], None]) -> Any:
+    try:
+        while known := _known(cluster.info(ref)):
+            try:
+                value = cluster.get(ref, timeout=_SLICE)
+            except GetTimeoutError:
+                continue
+            if _is_pickled(known):
+                keep()
+            return value
+    except ObjectLostError:
+        pass
     raise Lost
 
 

@@ -42,7 +42,7 @@ def announce() -> None:
 
 def put(value: Any, cluster_id: str, ref: bytes) -> None:
     """Of a future's value: put it, from the worker that has it."""
-    lease_of(cluster_id).cluster.put(value, ref=ObjectRef(ref))
+    access.on_agent(lease_of(cluster_id), lambda cluster: cluster.put(value, ref=ObjectRef(ref)))
 
 
 def reduce(
@@ -57,20 +57,30 @@ def reduce(
 ) -> None:
     """Asks for the reduction, which is the same one however often it is asked for. With a `count`, waits until it is
     decided which sources go in, without a thread of the worker's."""
-    cluster = lease_of(cluster_id).cluster
     refs = [ObjectRef(source) for source in sources]
-    target_ref = ObjectRef(target)
-    if count == len(refs) and not cluster.info(target_ref).exists:
-        lost = [key for key, known in zip(keys, cluster.info(refs), strict=True) if not known.exists]
+    made_from = dict(zip(refs, keys, strict=True))
+    if count < len(refs):
+        secede()
+    access.on_agent(
+        lease_of(cluster_id), lambda cluster: _reduce(cluster, ObjectRef(target), made_from, op, count, everywhere)
+    )
+
+
+def _reduce(
+    cluster: hoplite.Cluster, target: ObjectRef, sources: dict[ObjectRef, Any], op: str, count: int, everywhere: bool
+) -> None:
+    """The sources come with the keys of their anchors."""
+    refs = list(sources)
+    if count == len(refs) and not cluster.info(target).exists:
+        lost = [sources[known.ref] for known in cluster.info(refs) if not known.exists]
         for key in lost:
             access.report_lost(key)
         if lost:
             raise Reschedule
     begin = cluster.allreduce if everywhere else cluster.reduce
-    begin(refs, op, count, ref=target_ref)
+    begin(refs, op, count, ref=target)
     if count < len(refs):
-        secede()
-        _await_decision(cluster, target_ref)
+        _await_decision(cluster, target)
 
 
 def _await_decision(cluster: hoplite.Cluster, target: ObjectRef) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from distributed import WorkerPlugin, get_worker
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.dask import leases, scheduler_plugin
+from hoplite_ucx.dask import access, leases, scheduler_plugin
 from hoplite_ucx.dask.decoded_values import values
 from hoplite_ucx.dask.handles import SharedResult
 from hoplite_ucx.dask.leases import Lease, closed
@@ -75,7 +75,8 @@ def share(value: Any) -> SharedResult:
         raise closed(detail, "call hoplite_ucx.dask.install(client) first, and see the worker's log")
     # Under a name made before, it is known everywhere when put returns: who asks for it later and finds nothing lost
     # it.
-    ref = plugin.lease.cluster.put(value, ref=hoplite.new_ref()).binary
+    ref = hoplite.new_ref()
+    access.on_agent(plugin.lease, lambda cluster: cluster.put(value, ref=ref))
     key = worker.get_current_task()
-    worker.loop.add_callback(worker.batched_stream.send, {"op": scheduler_plugin.MADE, "key": key, "ref": ref})
-    return SharedResult(plugin.lease.terms.cluster_id, ref, key)
+    worker.loop.add_callback(worker.batched_stream.send, {"op": scheduler_plugin.MADE, "key": key, "ref": ref.binary})
+    return SharedResult(plugin.lease.terms.cluster_id, ref.binary, key)
