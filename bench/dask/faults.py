@@ -14,17 +14,16 @@ from typing import Any
 from distributed.client import FutureCancelledError
 
 import hoplite_ucx.dask as hoplite_dask
+from hoplite_ucx.bench.dask.cases import Case
 from hoplite_ucx.bench.dask.program import HANG, Bench, make, pids_here, say, started, touch, verify
 from hoplite_ucx.bench.harness.contents import Array
-
-__all__ = ["CASES", "NEEDS_NANNY"]
 
 _PART = 0.4
 """Faults come when about so much of a transfer is done."""
 _STRAGGLER = 60.0
 _SEED = 7
 
-Case = Callable[[Bench], tuple[float, bool]]
+Run = Callable[[Bench], tuple[float, bool]]
 """Returns how long it took after the fault, and whether every result was right."""
 
 
@@ -188,29 +187,28 @@ def _runs_of(dask_scheduler: Any, key: str) -> int:
     return len(dask_scheduler.plugins["hoplite"]._made[key])
 
 
-CASES: dict[str, Case] = {
-    "broadcast: a worker": lambda bench: _broadcast(bench, "worker"),
-    "broadcast: an agent": lambda bench: _broadcast(bench, "agent"),
-    "broadcast: a host": lambda bench: _broadcast(bench, *_HOST),
-    "broadcast: the source's host": _broadcast_source,
-    "broadcast: the directory": _broadcast_directory,
-    "reduce: a worker": lambda bench: _reduce(bench, "worker"),
-    "reduce: an agent": lambda bench: _reduce(bench, "agent"),
-    "reduce: a source's host": lambda bench: _reduce(bench, *_HOST),
-    "reduce: the directory": _reduce,
-    "reduce: a straggler, with count": _count,
-    "a nanny restarts a worker": _nanny,
-    "client.restart()": _restart,
-    "retire_workers of the last holder": _retire,
+CASES: dict[Case, Run] = {
+    Case.BROADCAST_WORKER: lambda bench: _broadcast(bench, "worker"),
+    Case.BROADCAST_AGENT: lambda bench: _broadcast(bench, "agent"),
+    Case.BROADCAST_HOST: lambda bench: _broadcast(bench, *_HOST),
+    Case.BROADCAST_SOURCE: _broadcast_source,
+    Case.BROADCAST_DIRECTORY: _broadcast_directory,
+    Case.REDUCE_WORKER: lambda bench: _reduce(bench, "worker"),
+    Case.REDUCE_AGENT: lambda bench: _reduce(bench, "agent"),
+    Case.REDUCE_SOURCE: lambda bench: _reduce(bench, *_HOST),
+    Case.REDUCE_DIRECTORY: _reduce,
+    Case.STRAGGLER: _count,
+    Case.NANNY: _nanny,
+    Case.RESTART: _restart,
+    Case.RETIRE: _retire,
 }
-NEEDS_NANNY = {"a nanny restarts a worker", "client.restart()"}
 
 
 def main() -> None:
     with started() as bench:
-        name = bench.plan.more["case"]
-        seconds, right = CASES[name](bench)
-        say(case=name, seconds=seconds, right=right)
+        case = Case(bench.plan.more["case"])
+        seconds, right = CASES[case](bench)
+        say(case=case.value, seconds=seconds, right=right)
 
 
 if __name__ == "__main__":

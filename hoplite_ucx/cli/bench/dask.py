@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hoplite_ucx.bench.dask.cases import Case
 from hoplite_ucx.bench.dask.hosts import reports
 from hoplite_ucx.bench.harness.timing import Measurement, limit_seconds, progress_bar
 from hoplite_ucx.bench.hosts.line_process import PeerError
@@ -84,18 +85,15 @@ def faults(
     as_json: Json = False,
 ) -> None:
     """Kill workers, agents, hosts and the directory in the middle of things: right values, and how long they took."""
-    from hoplite_ucx.bench.dask.faults import CASES, NEEDS_NANNY  # Dask is loaded only here
-
-    chosen = [name for name in CASES if case is None or any(part in name for part in case)]
+    chosen = [each for each in Case if case is None or any(part in each.value for part in case)]
     told: list[dict[str, Any]] = []
     with progress_bar("faults", len(chosen), quiet=as_json) as advance:
-        for name in chosen:
+        for each in chosen:
             try:
-                plan = {"size": size, "case": name}
-                nanny = name in NEEDS_NANNY
-                told += reports("faults", plan, workers=workers, rate=rate, nanny=nanny, seconds=_ROUND_SECONDS)
+                plan = {"size": size, "case": each.value}
+                told += reports("faults", plan, workers=workers, rate=rate, nanny=each.nanny, seconds=_ROUND_SECONDS)
             except PeerError as error:
-                told.append({"case": name, "right": False, "why": str(error)[-2000:]})
+                told.append({"case": each.value, "right": False, "why": str(error)[-2000:]})
             advance()
             if as_json:
                 typer.echo(json.dumps(told[-1]))
