@@ -479,8 +479,8 @@ class Bind(_ToNode, frozen=True):
     """What is combined is divided by it, unless it is 0: a mean is, where the last of it is combined."""
 
     @property
-    def lacks(self) -> int:
-        """The host will have nothing below this."""
+    def available_from(self) -> int:
+        """The first byte of the output that the host will have."""
         return 0 if self.resume else self.start
 
 

@@ -189,7 +189,7 @@ class _BeginsTooFar(Reductions):
 
     hosts_type = _BeyondTheLowest
 
-    def beginning_lacks(self, reduction: Reduction, slot: Slot) -> None:
+    def bind_lower(self, reduction: Reduction, slot: Slot) -> None:
         """Nor is that put right."""
 
 

@@ -416,16 +416,22 @@ def _check_slot(directory: Directory, name: str, ref: bytes, slot: Slot, reducti
     strange = slot.consumed - set(slot.parts)
     assert not strange, f"{what} has consumed {_refs(strange)}, which are no parts of it"
     assert slot.bound <= (host is not None or slot.gathers), f"{what} is bound to nobody"
-    if slot.lacking is not None:
+    if slot.parts_to_send is not None:
         assert host is not None, f"{what} is taken by nobody"
         assert not slot.bound, f"{what} is bound, and yet it waits for what is below it"
         due = directory.reductions.hosts.is_bound_below(reduction, slot)
         assert not due, f"{what} is taken, all below it is bound, and it is not"
-    assert slot.lacks in (0, slot.start), f"{what} begins at {slot.start}, and lacks what is below {slot.lacks}"
-    assert slot is not reduction.root or not slot.lacks, f"{what} is the root, and nobody makes its first bytes"
+    assert slot.available_from in (0, slot.start), (
+        f"{what} begins at {slot.start}, and is available from {slot.available_from}"
+    )
+    assert slot is not reduction.root or not slot.available_from, (
+        f"{what} is the root, and nobody makes its first bytes"
+    )
     if broadcast is not None and broadcast.producer is not None:
-        assert broadcast.start == slot.lacks, f"{what} lacks {slot.lacks} bytes, its version {broadcast.start}"
-        assert not broadcast.lacks_beginning(), f"{what} begins at {slot.start}, and lower bytes are needed"
+        assert broadcast.start == slot.available_from, (
+            f"{what} is available from {slot.available_from}, its version from {broadcast.start}"
+        )
+        assert not broadcast.needs_lower_bytes(), f"{what} begins at {slot.start}, and lower bytes are needed"
         assert slot.bound, f"{what} is made by {label(broadcast.producer)}, and not bound"
         assert host is not None, f"{what} is bound to nobody"
         assert broadcast.producer == host.node, f"{what} is made by {label(broadcast.producer)}, not by its host"
@@ -461,7 +467,7 @@ def _check_fed(directory: Directory, what: str, slot: Slot, host: NodeId, reduct
             continue
         if part in reduction.slots or reduction.chosen.get(part) == broadcast.version:
             fed = (host, slot.ref) in broadcast.receivers
-            assert fed, f"{what} lacks {short(part)}, which is not sent to it"
+            assert fed, f"{what} needs {short(part)}, which is not sent to it"
 
 
 def _check_versions(directory: Directory, name: str, reduction: Reduction, homes: dict[bytes, Slot | None]) -> None:
@@ -536,7 +542,7 @@ def _is_in(directory: Directory, reduction: Reduction, homes: dict[bytes, Slot |
     part, slot = ref, homes[ref]
     while slot is not None:
         taken = slot.bound and part in slot.consumed
-        if taken and directory.reductions.hosts.is_above(reduction, slot, slot.lacks):
+        if taken and directory.reductions.hosts.is_above(reduction, slot, slot.available_from):
             return True
         if directory.table.has_copy(slot.ref):
             return True

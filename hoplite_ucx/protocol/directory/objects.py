@@ -234,8 +234,8 @@ class Objects:
         if record.slot is not None and record.reduction is not None:
             if lost_now and record.slot.host is None:
                 self.reductions.output_lost(record.reduction, record.slot)
-            elif broadcast is not None and broadcast.lacks_beginning():
-                self.reductions.beginning_lacks(record.reduction, record.slot)
+            elif broadcast is not None and broadcast.needs_lower_bytes():
+                self.reductions.bind_lower(record.reduction, record.slot)
             elif broadcast is not None and record.slot.host is None and not broadcast.copies:
                 self.reductions.review(record.reduction)  # what went into it may be needed again
             else:

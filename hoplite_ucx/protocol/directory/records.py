@@ -26,13 +26,13 @@ class Slot:
     version: Version | None = None
     host: Member | None = None
     number: int = 0
-    lacking: set[bytes] | None = None
-    """Taken by the host, and not bound: the parts that it does not have."""
+    parts_to_send: set[bytes] | None = None
+    """The slot is taken by its host, and not bound yet: the parts that must be sent to the host then."""
     bound: bool = False
     start: int = 0
     """The first byte that the host combines."""
-    lacks: int = 0
-    """The host has nothing below this; it is 0 or `start`."""
+    available_from: int = 0
+    """The first byte of the output that the host has or will have; it is 0 or `start`."""
     consumed: set[bytes] = field(default_factory=set)
     """Parts that the host does not need any more, or has itself."""
     unsure: set[bytes] = field(default_factory=set)

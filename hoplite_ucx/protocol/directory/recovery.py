@@ -102,7 +102,7 @@ class Recovery:
         slots[record.ref] = (report, member)
         self._table.involve(record, member)
         if member.node not in broadcast.copies and broadcast.producer is None:
-            self._versions.produce(record, member, bind.lacks)
+            self._versions.produce(record, member, bind.available_from)
 
     def _end_slot(self, report: SlotReport, host: Member) -> None:
         version = report.bind.version

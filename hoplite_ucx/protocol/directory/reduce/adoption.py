@@ -47,7 +47,7 @@ def _adopted_slot(report: SlotReport, host: Member) -> Slot:
     parts = [version.ref for version in report.bind.parts]
     slot = Slot(report.bind.version.ref, parts, 1, host.node, version=report.bind.version, host=host)
     slot.number, slot.bound = report.bind.number, True
-    slot.start, slot.lacks = report.bind.start, report.bind.lacks
+    slot.start, slot.available_from = report.bind.start, report.bind.available_from
     slot.consumed = set(parts) - {version.ref for version in report.missing}
     slot.unsure = {version.ref for version in report.undecided}
     return slot

@@ -124,7 +124,7 @@ class Binding(ABC):
         slot.start = received or self.hosts.lowest_needed(
             reduction, slot
         )  # which depends on which other nodes could be asked
-        slot.lacks = 0 if received else slot.start
+        slot.available_from = 0 if received else slot.start
         slot.host = host
         slot.number = self._world.next_number()
         self._table.involve(self._table.record(slot.ref), host)
@@ -185,14 +185,14 @@ class Binding(ABC):
     def taken(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
         """The host has memory for the slot."""
         slot.homeless_since = None
-        slot.lacking = missing
+        slot.parts_to_send = missing
         self._bind_upwards(reduction, slot)
 
     def _bind_upwards(self, reduction: Reduction, slot: Slot) -> None:
         """Bind the slots above that were taken and waited only for slots below them."""
         above: Slot | None = slot
-        while above is not None and above.lacking is not None and self.hosts.is_bound_below(reduction, above):
-            self._begin_pulling(reduction, above, above.lacking)
+        while above is not None and above.parts_to_send is not None and self.hosts.is_bound_below(reduction, above):
+            self._begin_pulling(reduction, above, above.parts_to_send)
             above = above.parent
         if above is not None and above.host is None and self.hosts.is_bound_below(reduction, above):
             self._advance(reduction, above)
@@ -200,10 +200,10 @@ class Binding(ABC):
     def _begin_pulling(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
         assert slot.host is not None
         slot.bound = True
-        slot.lacking = None
+        slot.parts_to_send = None
         slot.consumed = {part for part in slot.parts if part not in missing}
         record = self._table.record(slot.ref)
-        self._versions.produce(record, slot.host, slot.lacks)
+        self._versions.produce(record, slot.host, slot.available_from)
         for part in slot.parts:
             sent = part in missing and self._is_as_chosen(reduction, part)
             if sent and self._feed(part, slot.host, slot.ref, slot.start):
@@ -242,8 +242,8 @@ class Binding(ABC):
         """Its host is gone. Whether the slot is needed again is known when its receivers have reported."""
         self._unbind(slot)
 
-    def beginning_lacks(self, reduction: Reduction, slot: Slot) -> None:
-        """Its host began where those who pulled from it were; who pulls now needs more, and so it begins lower."""
+    def bind_lower(self, reduction: Reduction, slot: Slot) -> None:
+        """Its host began where its receivers were; a receiver now needs lower bytes, so it is bound again, lower."""
         self._world.tell(reduction.target, "{} is needed from lower on than {}", slot.version, slot.start)
         self._unbind(slot)
 
@@ -321,7 +321,7 @@ class Binding(ABC):
         """No node runs the slot any more, and the parts that its host pulled are not needed."""
         host, slot.host = slot.host, None
         slot.bound = False
-        slot.lacking = None
+        slot.parts_to_send = None
         slot.consumed.clear()
         if host is None:
             return

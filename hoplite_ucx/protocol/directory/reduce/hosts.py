@@ -35,7 +35,7 @@ class Hosts:
             if parent is None:
                 return False
             if parent.bound:
-                end = parent.lacks
+                end = parent.available_from
             elif self._begins_at(reduction, parent) < end:
                 return False
             elif parent is reduction.root:
@@ -146,15 +146,15 @@ class Hosts:
     def _to_pull(self, reduction: Reduction, slot: Slot, member: Member, lowest: int) -> int:
         """How many bytes the node would have to pull as the slot's host."""
         start = self.received(slot, member) or lowest
-        return self._lacking(reduction, slot, member, start) * (reduction.size - start)
+        return self._parts_to_pull(reduction, slot, member, start) * (reduction.size - start)
 
-    def _lacking(self, reduction: Reduction, slot: Slot, member: Member, start: int) -> int:
+    def _parts_to_pull(self, reduction: Reduction, slot: Slot, member: Member, start: int) -> int:
         return sum(not self._will_have(reduction, part, member, start) for part in slot.parts)
 
     def _will_have(self, reduction: Reduction, part: bytes, member: Member, start: int) -> bool:
         """Whether the node has the part from `start` on, or has been asked to make it."""
         child = reduction.slots.get(part)
-        makes_it = child is not None and child.host is member and child.lacks <= start
+        makes_it = child is not None and child.host is member and child.available_from <= start
         return makes_it or self._table.has_part(part, member.node, start=start)
 
     def splits_root(self, reduction: Reduction, root: Slot) -> bool:
@@ -166,9 +166,9 @@ class Hosts:
         ahead = max((self.received(root, member) for member in usable), default=0)
         if ahead == 0:
             return False
-        lacking = min(self._lacking(reduction, root, member, ahead) for member in usable)
+        missing = min(self._parts_to_pull(reduction, root, member, ahead) for member in usable)
         alone = min(self._to_pull(reduction, root, member, 0) for member in usable)
-        return max(lacking, 1) * (reduction.size - ahead) < alone
+        return max(missing, 1) * (reduction.size - ahead) < alone
 
 
 def _aligned(watermark: int) -> int:

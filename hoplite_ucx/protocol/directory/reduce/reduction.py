@@ -206,7 +206,7 @@ class Reductions(Binding):
 
     def _has_all_of(self, reduction: Reduction, slot: Slot, part: bytes) -> bool:
         """Whether the part is not needed any more for the slot's output."""
-        return self.hosts.has_taken(reduction, slot, part) and self.hosts.is_above(reduction, slot, slot.lacks)
+        return self.hosts.has_taken(reduction, slot, part) and self.hosts.is_above(reduction, slot, slot.available_from)
 
     def _choose_ready(self, reduction: Reduction) -> None:
         """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""

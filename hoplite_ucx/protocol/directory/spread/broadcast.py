@@ -178,7 +178,7 @@ class Broadcast:
         """The watermark that every receiver has reached. It is certain: watermarks only rise."""
         return min((receiver.watermark for receiver in self.receivers.values()), default=0)
 
-    def lacks_beginning(self) -> bool:
+    def needs_lower_bytes(self) -> bool:
         """Whether a receiver needs bytes that the producer does not make, and no other node has."""
         return (
             self.producer is not None
