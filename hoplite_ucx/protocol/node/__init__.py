@@ -1,4 +1,4 @@
-"""A node: it holds objects and runs streams. See `machine` for where to begin."""
+"""A node: it holds objects and runs streams. Start reading at `machine`."""
 
 from hoplite_ucx.protocol.node.machine import NodeProfile, NodeState
 

@@ -1,13 +1,14 @@
-"""Targets that come in stripes: one segment, filled through windows, each of them an object that is got like any other.
+"""Targets that come in stripes: one segment, filled through windows, each of which is an object that is got like any
+other.
 
-Memory for the whole target is taken before anything of it is accepted. Then every stripe has a *window*, a holding that
-shares its piece of the segment: streams fill it, others may pull from it, and all repairs are those of the stripe. A
-stripe that is made on this very node is copied into its window as it grows, and is not given away while the assembly
-goes on: the directory counts on the node having it. When all windows are full, the target is complete; windows stay as
+The node takes memory for the whole target before it accepts anything of it. Then every stripe has a *window*, a holding
+that shares its piece of the segment: streams fill it, other nodes may pull from it, and all repairs are those of the
+stripe. A stripe that is made on this node is copied into its window as it grows, and is not evicted while the assembly
+runs: the directory counts on the node having it. When all windows are full, the target is complete; windows stay as
 copies of their stripes until these are over.
 
-If a stripe is over before that, the assembly is: it is reported like a failed stream of the target, and the directory
-says how it goes on. Nothing of a segment is used again for another attempt.
+If a stripe ends before that, so does the assembly: the node reports it like a failed stream of the target, and the
+directory decides how to continue. No byte of the segment is used for another attempt.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from hoplite_ucx.protocol.node.serving import Serving
 
 
 class Fetcher(Protocol):
-    """What is asked of whoever fetches, for the target and for its stripes."""
+    """What assembling needs from fetching, for the target and for its stripes."""
 
     def take(self, fetch: Fetch, placement: Place | Assemble) -> None: ...
 
@@ -71,7 +72,7 @@ class Assembling:
         return [target for target, assembly in self.assemblies.items() if segment in assembly.copying]
 
     def assemble(self, message: Assemble) -> None:
-        """The directory says what the target is put together from; each stripe's placement follows."""
+        """The directory says what the target is assembled from; each stripe's placement follows."""
         ref = message.version.ref
         existing = self._memory.get(message.version)
         if existing is not None and existing.phase is Phase.COMPLETE:
@@ -132,13 +133,13 @@ class Assembling:
             self._release_made(assembly)
 
     def dropped(self, version: Version) -> None:
-        """The version is over; if it was a stripe, so is what was put together from it."""
+        """The version is over; if it was a stripe, so is the target assembled from it."""
         for target, assembly in list(self.assemblies.items()):
             if assembly.has(version):
                 self.fail(target)
 
     def fail(self, target: bytes) -> None:
-        """It cannot be put together like this. The directory knows of a better way, or soon will."""
+        """It cannot be assembled like this. The directory knows another way, or soon will."""
         message = self.assemblies[target].message
         fetch = self._fetches.for_store(target)
         self._fetcher.let_go(fetch)
@@ -152,7 +153,7 @@ class Assembling:
         )
 
     def end(self, target: bytes) -> None:
-        """Nobody fills the target any more: its windows go, and what streams into them."""
+        """Nothing fills the target any more: its windows end, and the streams into them."""
         assembly = self.assemblies.pop(target, None)
         if assembly is None:
             return
@@ -167,7 +168,7 @@ class Assembling:
                 self._memory.doom(window)
 
     def _fetch_stripe(self, ref: bytes, whole: bytes) -> None:
-        """A stripe will be placed; what was got under its ref before is of no use."""
+        """A stripe will be placed; bytes got under its ref before are useless."""
         if (old := self._fetches.of_store(ref)) is not None:
             self._fetcher.let_go(old)
         self._fetches[ref, NO_SLOT] = Fetch(ref, whole=whole)
@@ -190,7 +191,7 @@ class Assembling:
             self._memory.release(made)
 
     def _makes_sense(self, message: Assemble) -> bool:
-        """Stripes are nothing but pieces of the one target, and fill it."""
+        """Stripes are disjoint pieces of the one target, and fill it."""
         refs = {message.version.ref, *(stripe.version.ref for stripe in message.stripes)}
         if len(refs) <= len(message.stripes) or sum(stripe.size for stripe in message.stripes) != message.size:
             return False

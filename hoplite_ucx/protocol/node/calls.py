@@ -1,12 +1,12 @@
-"""What users asked of this node and have not been answered: puts, gets, waits, deletes, each with its deadline.
+"""The open calls of this node's users: puts, gets, waits, deletes, each with its deadline.
 
-Every call ends in exactly one answer, a value or a typed failure, unless its caller gave up. What the directory has
-not answered is announced again when the session is new, under the same call, so that nothing is done twice.
+Every call ends in exactly one answer, a value or a typed failure, unless its caller gave up. Requests that the
+directory has not answered are announced again in a new session, under the same call, so that nothing is done twice.
 
-When the time for a get, a wait or a question is over, the directory is asked once more what it knows (`Poll`), and the
-call ends with that answer: all that was asked before is answered before it. So nothing is called missing that is there,
-however short the time was. A get that asks `once` does that at its start. The answer has `suspicion` to come; without
-it the call says that the directory is silent. Requests (put, delete, reduce) have at least that long.
+When the time for a get, a wait or a question is over, the node asks the directory once more (`Poll`), and the call ends
+with that answer: everything asked before is answered before it. So no call reports an existing object as missing,
+however short its time was. A get that asks `once` does that at its start. The directory has `suspicion` to answer;
+without an answer the call says that the directory is silent. Requests (put, delete, reduce) have at least that long.
 """
 
 from collections import deque
@@ -170,8 +170,8 @@ class Calls:
             self._context.emit(Fill(put.holding.segment, call.data))
             put.holding.watermark = call.size
             if call.fresh and not put.told and self._context.hears_directory():
-                # It is put when this node has it: nothing that the directory could answer would change that. But if
-                # nobody can learn of it, its user must know.
+                # It is put when this node has it: no answer of the directory could change that. But if
+                # no other node can learn of it, its user must know.
                 put.told = True
                 self._context.answer(PutDone(call.call, None, existing=False))
         else:
@@ -222,7 +222,7 @@ class Calls:
             self._fail_put(put, failure)
 
     def _finish_put(self, put: PendingPut) -> None:
-        """Answer once the directory knows the object and every byte is there."""
+        """Answer once the directory knows the object and every byte is written."""
         holding, accepted = put.holding, put.accepted
         assert holding is not None
         if accepted is None or holding.writing:
@@ -301,7 +301,7 @@ class Calls:
             self._set_deadline(call.call, call.deadline)
 
     def ready(self, refs: tuple[bytes, ...]) -> None:
-        """All of them are ready: whoever waits for one hears of the others too."""
+        """All of them are ready: a wait for one reports the others too."""
         touched = {}
         for ref in refs:
             for call in self._watchers.pop(ref, ()):
@@ -354,7 +354,7 @@ class Calls:
 
     def _remember_deleted(self, delete: PendingDelete) -> None:
         """A new directory must not take the objects for alive. Counted from the call, this is forgotten before the
-        directory that did it allows the refs to be put again."""
+        directory that did it allows puts of the refs again."""
         until = delete.began + self._context.settings.tombstone
         self._deleted.append(Deleted(delete.call.refs, self._context.incarnation, until))
         self._tombstones += len(delete.call.refs)
@@ -439,7 +439,7 @@ class Calls:
             self._fail_put(put, failure)
 
     def _poll(self, call: CallId, poll: OpenPoll) -> None:
-        """Ask the directory what it knows; if it is known to be away, that is the answer."""
+        """Ask the directory for the state; if it is known to be away, that is the answer."""
         context = self._context
         context.polls[call] = poll
         poll.asked = context.awake()
@@ -450,7 +450,7 @@ class Calls:
             self._unanswered(call, poll)
 
     def poll_again(self) -> None:
-        """What was asked in a session that was lost, or without one."""
+        """Questions that were asked in a lost session, or without one."""
         for call, poll in self._context.polls.items():
             if poll.asked is not None:
                 self._context.tell_directory(Poll(call, poll.ref))
@@ -472,7 +472,7 @@ class Calls:
     def _poll_expired(self, call: CallId, poll: OpenPoll) -> None:
         if poll.asked is not None:
             left = poll.asked + self._context.settings.suspicion - self._context.awake()
-            if left > _MOMENT:  # this node slept: the answer may be on its way, or the question was lost meanwhile
+            if left > _MOMENT:  # this node was paused: the answer may be on its way, or the question was lost meanwhile
                 self._look_again(call, poll, left)
             else:
                 self._unanswered(call, poll)
@@ -482,7 +482,7 @@ class Calls:
             self._poll(call, poll)
 
     def _unanswered(self, call: CallId, poll: OpenPoll) -> None:
-        """The directory is silent. What is being received goes on without it."""
+        """The directory is silent. A running transfer continues without it."""
         context, ref = self._context, poll.ref
         if ref is not None and not poll.is_final(context.now) and self._fetching.is_receiving(ref):
             self._look_again(call, poll, context.settings.suspicion)
@@ -524,7 +524,8 @@ class Calls:
         self._context.timers.set(("call", call), at)
 
     def unhandled(self, message: Unhandled) -> None:
-        """The directory failed over these calls, or over what somebody here waits for: they do not come again."""
+        """The directory failed while it handled these calls, or objects that calls here wait for: they are not
+        repeated."""
         for call in message.calls:
             if (put := self.puts.get(call)) is not None:
                 if not (put.told or put.answered):  # else nobody hears it, and it is offered again
@@ -553,7 +554,7 @@ class Calls:
         return question.refs if question is not None else None
 
     def succeed(self, earlier: "Calls") -> None:
-        """Go on with what the users of an earlier machine were told is done."""
+        """Continue with the puts that users of an earlier machine know as done."""
         self.submitted = dict(earlier.submitted)
         self._deleted = deque(earlier._deleted)
         self._tombstones = sum(len(deleted.refs) for deleted in self._deleted)
@@ -562,7 +563,7 @@ class Calls:
                 self._begin_put(PendingPut(put.call, told=True))
 
     def cancel(self, call: CallId) -> None:
-        """The caller is gone. A segment that it was filling is not written to any more."""
+        """The caller is gone. It does not write to its segment any more."""
         self._context.forget_call(call)
         if (put := self.puts.get(call)) is not None:
             if put.holding is not None:
@@ -590,7 +591,7 @@ class Calls:
         return self.deletes, self.reduces, self.asks, self.questions
 
     def dropped(self, version: Version) -> None:
-        """The directory ended a version that is still being put: offered again, it gets a new one or the reason."""
+        """The directory ended a version that is still being put: offered again, it gets a new version or the reason."""
         for put in self.puts.values():
             holding = put.holding
             if holding is not None and holding.version == version and not put.answered:

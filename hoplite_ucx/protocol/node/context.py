@@ -1,4 +1,4 @@
-"""What the parts of a node share: its name, settings, timers, stories, and the effects that pile up for the shell."""
+"""What the parts of a node share: its name, settings, timers, stories, and the effects collected for the shell."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hoplite_ucx.protocol.timers import Timers
 
 @dataclass(slots=True)
 class OpenPoll:
-    """What the directory is asked about a call whose time is over, or that does not wait for a producer."""
+    """A question to the directory about a call whose time is over, or that does not wait for a producer."""
 
     ref: bytes | None
     until: float | None
@@ -66,11 +66,11 @@ class Context:
         self.polls.pop(call, None)
 
     def awake(self) -> float:
-        """A clock that stands still while this node sleeps: from when a heartbeat is due until it comes."""
+        """A clock that stops while this node is paused: from when a heartbeat is due until it comes."""
         return self.now - self.slept - max(0.0, self.now - self.beat_due)
 
     def silence(self) -> float:
-        """For how long the directory has said nothing. What this node itself slept through does not count."""
+        """How long the directory has been silent. This node's own pauses do not count."""
         return self.awake() - self.heard
 
     def hears_directory(self) -> bool:
@@ -80,7 +80,7 @@ class Context:
         self.heard = self.awake()
 
     def unanswered(self, ref: bytes | None, so_far: str = "") -> Failure:
-        """Why a call ends without the directory's word."""
+        """The failure of a call that ends without the directory's answer."""
         silence = self.silence()
         remedy = "check that the directory runs, and that this host can reach it"
         if self.refusal is not None:
@@ -106,7 +106,7 @@ class Context:
         return StreamId(self.node, self._streams)
 
     def succeed(self, earlier: "Context") -> None:
-        """Go on where an earlier machine of this node was: no stream has the name of another."""
+        """Continue the numbers of an earlier machine of this node: no two streams have the same name."""
         self.now = earlier.now
         self.incarnation = earlier.incarnation
         self.stories = earlier.stories

@@ -1,9 +1,9 @@
-"""Every object this node is getting, one stream at a time, resumed where it stands.
+"""Every object this node is getting, one stream at a time, resumed where it is.
 
-A `Fetch` lives from the first want to the last byte. Placements come from the directory and the newest wins; a
-stream that was replaced is closed before the next one opens, because until then it may still write. What ends a
-stream early is reported with the watermark, and the directory answers with another sender. A target that comes in
-stripes has a fetch without a stream, and one for each stripe (see `assembling`).
+A `Fetch` lives from the first want to the last byte. Placements come from the directory and the newest wins; a stream
+that was replaced is closed before the next one opens, because until then it may still write. The node reports a stream
+that ended early with its watermark, and the directory answers with another sender. A target that comes in stripes has a
+fetch without a stream, and one for each stripe (see `assembling`).
 """
 
 from msgspec.structs import replace
@@ -72,7 +72,7 @@ class Fetching:
             self._context.tell_directory(Unwant(ref))
 
     def put_here(self, holding: Holding) -> None:
-        """What was wanted has been put on this very node."""
+        """A wanted object has been put on this node."""
         fetch = self._take_fetch(holding.ref)
         if fetch is not None:
             self._forget_request(fetch)
@@ -81,27 +81,27 @@ class Fetching:
                 self._memory.give_out(holding, call)
 
     def is_receiving(self, ref: bytes) -> bool:
-        """Bytes come, whatever the directory says or does not say."""
+        """Bytes are arriving, whatever the directory says."""
         fetch, assembly = self.fetches.of_store(ref), self.assembling.assemblies.get(ref)
         if assembly is not None:
             return bool(assembly.copying) or any(map(self.is_receiving, assembly.left))
         return fetch is not None and fetch.incoming is not None
 
     def awaiting(self, ref: bytes) -> list[CallId]:
-        """Who gets an object, or what is put together from it."""
+        """The gets of an object, or of the target assembled from it."""
         fetch = self.fetches.of_store(ref)
         if fetch is None:
             return []
         return list(fetch.getters) if fetch.whole is None else self.awaiting(fetch.whole)
 
     def ask_again(self, ref: bytes) -> None:
-        """A get of it would be answered now. Of one that waits for memory, the directory does not know."""
+        """A get of it would be answered now. If it waits for memory, the directory does not know of it."""
         fetch = self.fetches.of_store(ref)
         if fetch is not None and fetch.hungry_for is not None:
             self._context.tell_directory(Want(ref))
 
     def state_of(self, ref: bytes, known: ObjectState | None) -> str:
-        """What a get without a value was waiting for; `known` is what the directory says of the object."""
+        """What a get without a value was waiting for; `known` is the directory's state of the object."""
         fetch = self.fetches.of_store(ref)
         if (fetch is None or fetch.sink is None) and known in _WITHOUT_IT:
             return _WITHOUT_IT[known]
@@ -135,7 +135,7 @@ class Fetching:
             self._context.tell_directory(Completed(version))
             return
         if self._memory.is_made(version):
-            return  # nobody is sent what it makes itself
+            return  # a node is not sent what it makes itself
         if placement.number <= self.fetches.newest_number(version.ref):
             return
         getting = self.fetches.for_store(version.ref)
@@ -212,7 +212,7 @@ class Fetching:
         self._drop_partial(fetch)
 
     def dropped(self, version: Version) -> None:
-        """The version is over. Whoever still waits for the ref wants the next one; slots are told what they need."""
+        """The version is over. Gets that still wait for the ref want the next one; slots are told what they need."""
         self.assembling.dropped(version)
         fetch = self.fetches.of_store(version.ref)
         if fetch is None or fetch.version != version:
@@ -226,7 +226,7 @@ class Fetching:
             del self.fetches[version.ref, NO_SLOT]
 
     def sealed(self, seal: Sealed) -> None:
-        """The version is decided: what is complete of it may be given out, now or when the last byte comes."""
+        """The version is decided: a complete copy may be given out, now or when the last byte arrives."""
         version = seal.version
         fetch = self.fetches.of_store(version.ref)
         holding = self._memory.get(version)
@@ -257,13 +257,13 @@ class Fetching:
         self.fetches[sink.version.ref, into] = Fetch(sink.version.ref, into, sink=sink)
 
     def received_of(self, version: Version) -> Holding | None:
-        """What has come of a version that nobody sends to us at the moment."""
+        """The bytes of a version that no node sends to us at the moment."""
         fetch = self.fetches.of_store(version.ref)
         sink = fetch.sink if fetch is not None and fetch.placement is None and fetch.incoming is None else None
         return sink if isinstance(sink, Holding) and sink.version == version else None
 
     def hand_over(self, version: Version) -> None:
-        """This node is to make the rest of what it was getting: what has come is the slot's now."""
+        """This node is to make the rest of what it was getting: the received bytes belong to the slot now."""
         self.fetches[version.ref, NO_SLOT].sink = None
         self.make_instead(version)
 
@@ -315,7 +315,7 @@ class Fetching:
     # --- the session -------------------------------------------------------------------------------------------
 
     def new_life(self) -> None:
-        """The directory has forgotten us: what we were receiving is placed anew, from where it stands."""
+        """The directory has forgotten us: objects that we were receiving are placed again, from where they are."""
         for target in list(self.assembling.assemblies):
             self.let_go(self.fetches[target, NO_SLOT])
         for fetch in list(self.fetches.values()):
@@ -345,7 +345,7 @@ class Fetching:
     # --- room --------------------------------------------------------------------------------------------------
 
     def review_hungry(self) -> None:
-        """After memory has changed: ask again, or say that there will be none."""
+        """After memory has changed: ask again, or fail if there will be no room."""
         for ref in list(self._hungry):
             fetch = self.fetches.of_store(ref)
             if fetch is not None and fetch.hungry_for is not None:
@@ -461,12 +461,12 @@ class Fetching:
             self._abandon(fetch)
 
     def _abandon(self, fetch: Fetch) -> None:
-        """Nobody here waits for it and nothing runs: let it go, with the bytes that have come."""
+        """No call waits for it and nothing runs: drop it, with the received bytes."""
         del self.fetches[fetch.ref, NO_SLOT]
         self._drop_partial(fetch)
 
     def _drop_partial(self, fetch: Fetch) -> None:
-        """Let go of an object that was being received."""
+        """Drop an object that was being received."""
         self.assembling.end(fetch.ref)
         sink, fetch.sink = fetch.sink, None
         if fetch.incoming is not None:
@@ -491,7 +491,7 @@ class Fetching:
     # --- small things ------------------------------------------------------------------------------------------
 
     def _take_fetch(self, ref: bytes) -> Fetch | None:
-        """Its fetch ends. Of a stripe, so does what was put together from it."""
+        """Its fetch ends; for a stripe, so does the target assembled from it."""
         fetch = self.fetches.of_store(ref)
         if fetch is not None and fetch.whole is not None:
             self.assembling.fail(fetch.whole)

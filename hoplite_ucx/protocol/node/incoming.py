@@ -1,4 +1,4 @@
-"""What is on its way to this node, as plain data: a `Fetch` for all that is wanted, and the stream that brings it.
+"""What is on its way to this node, as plain data: a `Fetch` for each wanted object, and the stream that brings it.
 
 `receiving` runs the streams, `fetching` and `assembling` decide what becomes of the fetches.
 """
@@ -14,14 +14,14 @@ from hoplite_ucx.protocol.node.memory import Holding, Input, Request
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """`into` names the slot that it is for; else it is for the store, and for whoever gets it."""
+    """`into` names the slot that it is for; otherwise it is for the store and its gets."""
 
     ref: bytes
     into: bytes = NO_SLOT
     getters: dict[CallId, None] = field(default_factory=dict)
     placement: Place | Assemble | None = None
     number: int = 0
-    """The newest placement heard of, kept after it failed: an older one that arrives late is nothing."""
+    """The newest placement heard of, kept after it failed: an older one that arrives late is ignored."""
     version: Version | None = None
     """What the directory knows that we are getting, with a sender or without."""
     sink: Holding | Input | None = None

@@ -182,7 +182,7 @@ def _check_pins(name: str, memory: Memory) -> None:
 
 
 def _check_requests(name: str, state: NodeState) -> None:
-    """Who waits for room belongs to someone, and waits for something that will come."""
+    """Every request for room belongs to something, and waits for something that will come."""
     memory = state.memory
     if not memory._requests:
         return
@@ -286,7 +286,7 @@ def _check_getting(name: str, fetch: Fetch) -> None:
 
 
 def _check_assembly(name: str, ref: bytes, state: NodeState) -> None:
-    """What is put together has a fetch and, once it has memory, a window for every stripe, which someone fills."""
+    """An assembly has a fetch and, once it has memory, a window for every stripe, which a fetch fills."""
     what, assembly = f"{name}: {short(ref)} in stripes", state.fetching.assembling.assemblies[ref]
     fetch = state.fetching.fetches.get((ref, NO_SLOT))
     assert fetch is not None, f"{what}: nobody fetches it"
@@ -408,7 +408,7 @@ def _check_wait(name: str, call: CallId, wait: PendingWait, calls: Calls) -> int
 
 
 def _check_polls(name: str, state: NodeState) -> None:
-    """Whoever asks is an open call, and will not wait for ever."""
+    """Every question belongs to an open call, and will not wait for ever."""
     for call in state._context.polls:
         live = call in state.fetching.getters or call in state.calls.waits or call in state.calls.asks
         assert live, f"{name}: call {call} is over, not its question"

@@ -1,8 +1,8 @@
 """The `NodeState` machine: one entry point, the session with the directory, and the beat that drives the rest.
 
-The parts: `calls` are what users asked, `fetching` receives, `serving` sends, `memory` keeps the accounts. This module
-passes events to them and keeps the node a member: it joins with an announcement of everything it has, beats, comes
-back after a lost session, and takes a new name when the directory has declared it dead.
+The parts: `calls` has the users' calls, `fetching` receives, `serving` sends, `memory` keeps the accounts. This module
+passes events to them and keeps the node a member: it joins with an announcement of everything it has, sends heartbeats,
+comes back after a lost session, and takes a new name when the directory has declared it dead.
 """
 
 from collections import deque
@@ -90,7 +90,7 @@ from hoplite_ucx.protocol.node.succession import Inheritance, Remains
 from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.protocol.settings import GIB, Settings
 
-# The round trips of the last heartbeats, of which the quickest is told.
+# The round trips of the last heartbeats, of which the quickest is reported.
 _ROUND_TRIPS_KEPT = 8
 
 
@@ -124,7 +124,7 @@ class NodeProfile:
     down: float
     cluster: str
     directory: str = ""
-    """Where the directory is, as errors are to name it."""
+    """The address of the directory, for errors."""
     memory: int = 4 * GIB
     streams_in: int = 256
     streams_out: int = 256
@@ -165,10 +165,10 @@ class NodeState:
         return self._context.take_effects()
 
     def successor(self, remains: Remains, now: float) -> tuple[Self, list[NodeEffect]]:
-        """The machine that goes on when this one has raised, and what it asks for first. It keeps this node's name, its
-        whole objects and what its users were told is done (see `succession`); it joins again, and the directory takes
-        all else for lost. It has no calls: of those that are open, the shell asks some again (see `asked_again`)
-        and fails the others."""
+        """The machine that continues when this one has raised, and its first effects. It keeps this node's name, its
+        complete objects and the puts that users know as done (see `succession`); it joins again, and the directory
+        takes everything else for lost. It has no calls: the shell repeats some of the open ones (see `asked_again`) and
+        fails the others."""
         successor = type(self)(self.node, self._profile, self._context.settings)
         return successor, successor._succeed(self, remains, now)
 
@@ -251,27 +251,27 @@ class NodeState:
 
     @property
     def refusal(self) -> Failure | None:
-        """Why this node could not join, when the directory answered last."""
+        """Why this node could not join, by the directory's last answer."""
         return self._context.refusal
 
     # --- what a shell asks: it looks at nothing inside ------------------------------------------------------------
 
     def calls_awaiting(self, ref: bytes) -> list[CallId]:
-        """Who gets an object, or what is put together from it."""
+        """The gets of an object, or of the target assembled from it."""
         return self.fetching.awaiting(ref)
 
     def calls_awaiting_copy(self, segment: int) -> list[CallId]:
-        """Who gets what a stripe of this node is being copied into."""
+        """The gets of the target into which a stripe of this node is being copied."""
         targets = self.fetching.assembling.copied_into(segment)
         return [call for target in targets for call in self.fetching.awaiting(target)]
 
     def slot_fed_by(self, stream: StreamId) -> bytes:
-        """The ref that is made of what a stream brings; empty if it is for the store."""
+        """The ref that is made from a stream's bytes; empty if they are for the store."""
         incoming = self.receiving.streams.get(stream)
         return incoming.fetch.into if incoming is not None else NO_SLOT
 
     def incoming(self) -> list[IncomingStatus]:
-        """What is being received, as far as this machine has heard of it."""
+        """What is being received, as far as this machine knows."""
         return [
             IncomingStatus(
                 stream,
@@ -345,7 +345,7 @@ class NodeState:
                 self._context.tell_directory(Retire())
 
     def _session_lost(self) -> None:
-        """Streams run on without the directory; only what needs it waits for the next session."""
+        """Streams run on without the directory; only calls that need it wait for the next session."""
         self._context.joined = self._context.welcomed = False
         self._beats_sent.clear()
         self.memory.session_lost()
@@ -368,7 +368,7 @@ class NodeState:
         self._failures_to_connect = 0
 
     def _on_fenced(self, fenced: Fenced) -> None:
-        """We were declared dead: come back as someone new, with what we have."""
+        """We were declared dead: come back under a new name, with what we have."""
         if fenced.node != self.node:
             return
         self._context.node = next_life(self.node)
@@ -377,7 +377,7 @@ class NodeState:
         self._leave_session()
 
     def _refused(self, failure: Failure) -> None:
-        """What is said in this session reaches nobody. The next one may be with another directory."""
+        """Messages in this session reach nobody. The next session may be with another directory."""
         self._context.refusal = failure
         self._leave_session()
 

@@ -1,14 +1,14 @@
-"""The node's store, as accounts: which versions it holds, what keeps each of them, and who waits for room.
+"""The node's store, as accounts: which versions it holds, what keeps each of them, and which requests wait for room.
 
-The bytes themselves are the shell's. A segment is freed only when nothing writes to it, nothing reads from it and
-nobody has it mapped: a stream that was cancelled may still write for a moment, so its end is waited for.
+The shell has the bytes. A segment is freed only when nothing writes to it, nothing reads from it and no process has it
+mapped: a cancelled stream may still write for a moment, so the node waits for its end.
 
-Room is asked for whole, before anything is accepted. What can be had by evicting secondary copies is asked of the
-directory, least recently used first. Beyond that a request is denied at once, unless it is *patient* (a put, which
-nobody depends on yet): those wait while something goes on that would leave enough room when it ends. That may itself
-wait for something else, even for the very put that waits here, and only the whole cluster could tell; so it counts for
-as long as its bytes move, and a while longer. Otherwise no wait for memory lasts, whatever cycle it is part of. Time is
-counted in heartbeats here: if this process sleeps, nobody's patience ends meanwhile.
+Room is requested for the whole object, before anything is accepted. To evict secondary copies the node asks the
+directory, least recently used first. Beyond that a request is denied at once, unless it is *patient* (a put, on which
+nothing depends yet): it waits while current work would leave enough room when it ends. That work may itself wait for
+something else, even for the very put that waits here, and only the whole cluster could tell; so it counts for as long
+as its bytes move, and a while longer. So no wait for memory lasts for ever, whatever cycle it is part of. Time is
+counted in heartbeats here: if this process is paused, no patience ends meanwhile.
 """
 
 import enum
@@ -20,7 +20,7 @@ from hoplite_ucx.protocol.ids import CallId, StreamId, Version
 from hoplite_ucx.protocol.messages import Evict, Eviction, Origin
 from hoplite_ucx.protocol.node.context import Context
 
-# What does not move for this many leases is not waited for: long enough for a sender that fell silent to be declared
+# Work that does not move for this many leases is not waited for: long enough for a silent sender to be declared
 # dead, and for another one to take over.
 _PATIENCE = 2.0
 
@@ -34,7 +34,7 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """One version's bytes on this node, or some of them. A put has no version until the directory names it."""
+    """One version's bytes on this node, or some of them. A put has no version until the directory assigns one."""
 
     ref: bytes
     size: int
@@ -44,7 +44,7 @@ class Holding:
     version: Version | None = None
     watermark: int = 0
     start: int = 0
-    """Nothing is here below this: a slot that was taken over makes only what its receivers still lack."""
+    """There are no bytes below this: a slot that was taken over makes only what its receivers still need."""
     used_at: float = 0.0
     moved_at: int = 0
     """The heartbeat in which bytes of it were last seen to come or to leave."""
@@ -69,15 +69,15 @@ class Holding:
     """It is of a stripe."""
     doomed: bool = False
     kept: Eviction | None = None
-    """Why the directory refused to let it go, until that may have changed."""
+    """Why the directory refused its eviction, until that may have changed."""
 
     def in_use(self) -> bool:
         streams = self.receive is not None or any(i.receive is not None for i in self.inputs)
         return bool(self.pins or self.serves or self.writing or self.uses or self.windows) or streams
 
     def goes_on(self) -> bool:
-        """Whether it will be freed, or may be evictable, without anybody's doing: when it is made and decided, when
-        those who read it have done so, or when what still touches it lets go."""
+        """Whether it will be freed, or become evictable, by itself: when it is made and decided, when its readers are
+        done, or when whatever still touches it releases it."""
         if self.pins:
             return False
         under_way = self.phase in (Phase.RECEIVING, Phase.REDUCING) or not self.sealed
@@ -101,7 +101,7 @@ class Input:
     watermark: int = 0
     receive: StreamId | None = None
     sealed: bool = False
-    """Whether it was decided, as far as the slot was told."""
+    """Whether it was decided, as far as the slot knows."""
 
     def held_back(self) -> bool:
         """It waits for the part before it, not for its sender."""
@@ -137,7 +137,7 @@ class Memory:
         self._by_ref: dict[bytes, dict[Version, Holding]] = {}
         self._requests: list[Request] = []
         self._next_segment = 0
-        self._asked: dict[Version, Holding] = {}  # the directory was asked to let them go, and has not answered
+        self._asked: dict[Version, Holding] = {}  # the directory was asked to evict them, and has not answered
         self._refused: list[Holding] = []  # of those that it has, since the last heartbeat
         self.beats = 0
 
@@ -184,8 +184,8 @@ class Memory:
         (holding.parent or holding).moved_at = self.beats
 
     def could_come(self, size: int, since: int) -> bool:
-        """Whether there would be room if what goes on here ended. What has not moved for long, nor since someone began
-        to wait, is not hoped for."""
+        """Whether there would be room if the current work here ended. Work that has not moved for long, nor since the
+        request began to wait, does not count."""
         hoped_for = sum(
             h.size
             for h in self.segments.values()
@@ -194,12 +194,12 @@ class Memory:
         return self.could_fit(size - hoped_for)
 
     def is_long_ago(self, beat: int) -> bool:
-        """Whether patience with what happened in this heartbeat, and not since, has ended."""
+        """Whether patience has ended for something that happened in this heartbeat, and not since."""
         settings = self._context.settings
         return (self.beats - beat) * settings.heartbeat >= _PATIENCE * settings.lease
 
     def review(self) -> None:
-        """Answer whoever can be answered now. The impatient come first: others depend on them."""
+        """Answer the requests that can be answered now. The impatient come first: others depend on them."""
         for request in sorted(self._requests, key=lambda request: request.patient):
             if request not in self._requests:
                 continue  # answered from within a callback
@@ -253,8 +253,8 @@ class Memory:
             self.review()
 
     def beat(self) -> None:
-        """What the directory refused a while ago may be granted now, and what was in motion may have come to rest. But
-        who is asking for one copy after the other comes to an end first."""
+        """What the directory refused a while ago may be granted now, and moving work may have stopped. But a request
+        that asks for one copy after the other finishes first."""
         self.beats += 1
         if not self._asked:
             for holding in self._refused:
@@ -279,7 +279,7 @@ class Memory:
         return holding
 
     def restore(self, holding: Holding) -> None:
-        """Take what an earlier machine left into the accounts."""
+        """Take the segments of an earlier machine into the accounts."""
         self.segments[holding.segment] = holding
         if holding.parent is None:
             self.used += holding.size
@@ -288,7 +288,7 @@ class Memory:
         self.pinned |= dict.fromkeys(holding.pins, holding)
 
     def skip_numbers(self, earlier: "Memory") -> None:
-        """No segment has the number of another that was there before."""
+        """No segment has the number of an earlier one."""
         self._next_segment = earlier._next_segment
 
     def window(self, parent: Holding, offset: int, size: int, phase: Phase, ref: bytes) -> Holding:
@@ -308,7 +308,7 @@ class Memory:
         self._by_ref.setdefault(version.ref, {})[version] = holding
 
     def unname(self, holding: Holding) -> None:
-        """The bytes stay, but they are this version's no more."""
+        """The bytes stay, but do not belong to this version any more."""
         self._unlist(holding)
         holding.version = None
 
@@ -323,7 +323,7 @@ class Memory:
             del self._by_ref[holding.ref]
 
     def give_out(self, holding: Holding, call: CallId) -> None:
-        """Answer a get with the holding, which stays until the user lets go of it."""
+        """Answer a get with the holding, which stays until the user releases it."""
         assert holding.version is not None
         holding.pins.add(call)
         holding.used_at = self._context.now
@@ -337,7 +337,7 @@ class Memory:
             self.release(holding)
 
     def doom(self, holding: Holding) -> None:
-        """The holding is over; its memory goes as soon as nothing touches it."""
+        """The holding is over; its memory is freed as soon as nothing touches it."""
         holding.doomed = True
         if holding.version is not None:
             self._asked.pop(holding.version, None)  # the answer would find nothing, and others wait for it
@@ -345,7 +345,7 @@ class Memory:
         self.release(holding)
 
     def release(self, holding: Holding) -> None:
-        """Something let go of the holding."""
+        """Something released the holding."""
         if holding.doomed and not holding.in_use() and holding.segment in self.segments:
             del self.segments[holding.segment]
             self._context.emit(Free(holding.segment))

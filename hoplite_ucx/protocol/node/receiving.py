@@ -1,8 +1,8 @@
 """The streams that come in, from the request to the sender until the shell has closed them.
 
 A stream has a sink: an object of the store, or a part of a slot. It may outlive what it was for, since until it is
-closed it may write. Here is seen how far each has come, that it stalls, and that its sender refuses it or is gone; such
-a stream is closed with its fault. What then becomes of the object is decided where it is fetched.
+closed it may write. This module follows the position of each stream, and notices a stall, a refusal, or the loss of the
+sender; it closes such a stream with its fault. `fetching` then decides what happens to the object.
 """
 
 from hoplite_ucx.protocol.events import CancelReceive, Receive, ReceiveClosed
@@ -20,7 +20,7 @@ class Receiving:
         self.streams: dict[StreamId, Incoming] = {}
 
     def open(self, fetch: Fetch, placement: Place, sink: Holding | Input) -> Incoming:
-        """Ask the sender for what the sink lacks."""
+        """Ask the sender for the bytes that the sink still needs."""
         stream = self._context.next_stream()
         incoming = Incoming(stream, placement, sink, fetch, sink.watermark, self._context.now)
         self.streams[stream] = incoming
@@ -59,7 +59,7 @@ class Receiving:
             self._context.emit(CancelReceive(incoming.stream))
 
     def closed(self, event: ReceiveClosed) -> Incoming | None:
-        """It writes no more, and its sink has what it has."""
+        """It does not write any more, and its sink keeps its bytes."""
         incoming = self.streams.pop(event.stream, None)
         if incoming is not None:
             sink = incoming.sink
@@ -84,7 +84,7 @@ class Receiving:
             incoming.sign_of_life = self._context.now
 
     def beat(self, positions: dict[StreamId | CallId, int], late: float) -> None:
-        """Look for stalls. What we slept through ourselves (`late`) is not our senders' silence."""
+        """Look for stalls. Our own pause (`late`) does not count as our senders' silence."""
         now = self._context.now
         for incoming in list(self.streams.values()):
             incoming.sign_of_life += late

@@ -1,8 +1,8 @@
 """The slots of this node: parts that it combines, in order and as they come, into objects of its own.
 
 A slot takes its memory whole before it is accepted. Parts that are here are used as they are and kept until the slot is
-over; the others stream in, each as far as the part before it has come. Nothing is decided here: the directory binds a
-slot, drops it when its parts change, and seals what became of it.
+over; the others stream in, each as far as the part before it. Nothing is decided here: the directory binds a slot,
+drops it when its parts change, and seals its output.
 """
 
 from dataclasses import dataclass, field
@@ -146,14 +146,14 @@ class Reducing:
                 for sink in holding.inputs:
                     sink.watermark = sink.size  # the end of its stream may come later
                 if holding.start:
-                    continue  # it has what is asked of it, but it is no copy
+                    continue  # it has what is needed, but it is not a complete copy
                 holding.phase = Phase.COMPLETE
                 self._context.tell(slot.bind.version.ref, "{} is complete", slot.bind.version)
                 self._context.tell_directory(Completed(slot.bind.version))
 
     def failed(self, what: int | Version, failure: Failure) -> None:
-        """The parts cannot be combined so. We let go of them before we say it: if the word is lost with the session,
-        the next `Join` shows that nobody combines them, and whoever is asked then says it again."""
+        """The parts cannot be combined. We drop them before we report it: if the report is lost with the session, the
+        next `Join` shows that no node combines them, and the next node that is asked reports it again."""
         if isinstance(what, Version):
             if self._inline.pop(what, None) is not None:
                 self._tell_unfit(what, failure)
@@ -192,7 +192,7 @@ class Reducing:
 
     def combined_inline(self, version: Version, data: bytes) -> None:
         """The result lives in the directory; like the bytes of a small put it is kept here too, if there is room now:
-        nobody waits for that."""
+        nothing waits for that."""
         message = self._inline.pop(version, None)
         if message is None:
             return

@@ -1,4 +1,4 @@
-"""The sending side of streams: who may pull what from this node, and in which order.
+"""The sending side of streams: which receivers may pull what from this node, and in which order.
 
 Streams of one version are served first come, first served; another starts only where the running ones leave
 capacity, so that the first receiver can forward early instead of all being slow together. A request may overtake
@@ -51,7 +51,7 @@ class Serving:
 
     def requested(self, peer: NodeId, request: StreamRequest) -> None:
         if identity_of(request.stream.receiver) != identity_of(peer):
-            return  # nobody pulls for another: it would take the number from who will ask under it
+            return  # a node pulls only for itself: otherwise it would use the number of another
         if request.stream in self.streams:
             return
         taken = sum(not outgoing.request.for_slot for outgoing in self.streams.values())
@@ -97,7 +97,7 @@ class Serving:
             self._refuse(outgoing, StreamFault.ABSENT)
 
     def cancelled(self, peer: NodeId, stream: StreamId) -> None:
-        """The receiver wants no more; nobody else can say so."""
+        """The receiver wants no more; only the receiver itself can say so."""
         outgoing = self.streams.get(stream)
         if outgoing is not None and identity_of(outgoing.peer) == identity_of(peer):
             self._stop(outgoing)

@@ -1,9 +1,9 @@
-"""What a node keeps when its machine raised: all that is certain, and nothing else.
+"""What a node keeps when its machine raised: everything that is certain, and nothing else.
 
-Certain is what the shell says it has. A segment whose every byte is final, and that the machine knew as a decided
-version, is kept under that version, with whoever has it mapped. All else is let go of, as soon as the streams that run
-over it are closed: they were cancelled, but may still write or read until then. What was put and told to its user, and
-not named by the directory yet, is put again. Calls that have nothing to do with the event are asked again, once: if the
+Certain is what the shell has. A segment whose every byte is final, and that the machine knew as a decided version, is
+kept under that version, with the users that have it mapped. Everything else is dropped as soon as the streams that use
+it are closed: they were cancelled, but may still write or read until then. Puts that users know as done, and that have
+no version from the directory yet, are put again. Calls that are unrelated to the event are repeated once: if the
 machine raises again, they may be the reason.
 """
 
@@ -37,8 +37,8 @@ class Remains:
 
 
 def asked_again(call: UserCall, event: NodeEvent) -> bool:
-    """Whether an open call goes on with the successor of a machine that raised over an event: it must have nothing to
-    do with that event. A put does not go on, since nobody knows how far it came."""
+    """Whether an open call continues with the successor of a machine that raised during an event: it must be unrelated
+    to that event. A put does not continue, since its progress is unknown."""
     if isinstance(call, PutCall) or getattr(event, "call", None) == call.call:
         return False
     return set(refs_in(call)).isdisjoint(refs_in(event))

@@ -1,8 +1,7 @@
 """The agent: one process per host that holds its objects, moves them, and combines them. The shell around `NodeState`.
 
 The loop's thread runs the machine, the sessions and the workers' calls. Bytes move on other threads: the transport's,
-and the combiner's. They tell the loop only when something is over; how far everything has come is looked up when the
-machine's time comes.
+and the combiner's. They notify the loop only when something is over; positions are read when the machine's tick is due.
 """
 
 import asyncio
@@ -132,10 +131,10 @@ class Agent:
         self._started = now()
 
     async def start(self) -> None:
-        """Find the directory, listen, and begin to join. Raises a `TransportError` if the directory is not there."""
+        """Find the directory, listen, and begin to join. Raises a `TransportError` if the directory does not answer."""
         self._loop = asyncio.get_running_loop()
         raise_descriptor_limit()
-        # Overflow in users' arrays is theirs to find in the result; nobody reads an agent's warnings.
+        # Users find overflow of their arrays in the result; an agent's warnings are not read.
         warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         profile = self._profile
         self._tls = open_tls(profile.settings.links.certificates)
@@ -201,7 +200,7 @@ class Agent:
 
     async def retire(self) -> None:
         """Have other nodes take over the objects that only this one has. Returns when nothing is lost if it leaves, or
-        nobody can take what is left; how long to wait for that is the caller's to decide."""
+        no node can take what is left; the caller decides how long to wait."""
         if self._retired is None:
             self._retired = self._loop.create_future()
             self.dispatch(RetireWanted())
@@ -231,7 +230,7 @@ class Agent:
         self._store.close()
 
     async def _look_at_directory(self) -> str:
-        """Learn the cluster's id, and by which address of this host the directory is reached."""
+        """Learn the cluster's id, and which address of this host reaches the directory."""
         self.cluster = await self._ask_for_cluster()
         await self._compare_settings()
         if self._profile.host is not None:
@@ -274,7 +273,8 @@ class Agent:
             self._loop.call_soon_threadsafe(self._stream_over, event)
 
     def _succeed(self, event: NodeEvent, error: Exception) -> None:
-        """The machine raised: whoever waits for it hears so, and another goes on with what is certain."""
+        """The machine raised: its waiting calls fail or are repeated, and another machine continues with what is
+        certain."""
         doing = type(event).__name__
         tell_raised(_log, event, error, self.machine)
         try:
@@ -288,11 +288,11 @@ class Agent:
                 self._driver.feed(RetireWanted())  # it may have been lost with the machine
         except Exception:
             _log.critical("this agent cannot continue with the state it has, and ends", exc_info=True)
-            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
+            signal.raise_signal(signal.SIGTERM)  # a regular shutdown
             raise
 
     def _close_all(self) -> Remains:
-        """End what the machine began, as far as that can be done at once, and say what is left."""
+        """End what the machine began, as far as possible at once, and return what is left."""
         if self._connecting is not None:
             self._connecting.cancel()
         self._disconnect_directory(DisconnectDirectory())
@@ -325,7 +325,7 @@ class Agent:
         self._unperformed(effect, failure_of(error, type(effect).__name__))
 
     def _unperformed(self, effect: Any, failure: Failure) -> None:
-        """Whoever waits for it hears so now."""
+        """Fail the calls that wait for it now."""
         if isinstance(effect, Serve):
             refusal = StreamRefused(effect.stream, StreamFault.ABSENT)
             self._send_peer(SendPeer(effect.stream.receiver, refusal))
@@ -341,7 +341,7 @@ class Agent:
         patience = self._profile.patience
         if patience is not None and self._alone_since is not None and now() - self._alone_since > patience:
             self._alone_since = None
-            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
+            signal.raise_signal(signal.SIGTERM)  # a regular shutdown
         positions = self._workers.positions()
         for there in (
             self._transport.serve_positions(),
@@ -372,8 +372,8 @@ class Agent:
             self.dispatch(DirectoryLost())
 
     async def _end_with_cluster(self) -> None:
-        """Another cluster's directory is where ours was: nobody will ask for what is here again. A refusal alone proves
-        nothing, so that the directory is asked which it is."""
+        """Another cluster's directory is where ours was: no process will ask for our objects again. A refusal alone
+        proves nothing, so the directory is asked which cluster it serves."""
         try:
             cluster = await self._ask_for_cluster()
         except TransportError:
@@ -385,7 +385,7 @@ class Agent:
                 cluster,
                 self.cluster,
             )
-            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
+            signal.raise_signal(signal.SIGTERM)  # a regular shutdown
 
     def _from_directory(self, session: Session, frame: bytes) -> None:
         others = introduced(frame)
@@ -404,7 +404,7 @@ class Agent:
             self.dispatch(FromDirectory(message))
 
     def _welcomed(self, settings: Settings) -> None:
-        """By a directory that may have been started again, with other settings than before: they are the cluster's."""
+        """By a directory that may have been restarted with other settings than before: they are the cluster's."""
         self._settings = settings
         self._workers.inline_limit = settings.inline_limit
         self._transport.set_patience(settings.suspicion * _TURNS)
@@ -414,7 +414,7 @@ class Agent:
             _log.warning("the cluster's settings override this host's: %s", error)
 
     def _meet(self, others: list[tuple[NodeId, str]]) -> None:
-        """Open the ways on which bytes of these nodes may come."""
+        """Open the sessions and links on which bytes of these nodes may come."""
         for node, address in others:
             if not self._is_me(node):
                 self._peers.ensure(node, address)
@@ -476,11 +476,11 @@ class Agent:
                 sink,
                 partial(self._received, stream),
             )
-        except ValueError:  # what the sender called its address is none
+        except ValueError:  # the sender's address is not valid
             self._received(stream, sink.end(), Fault.BROKEN)
 
     def _sink(self, effect: Receive) -> tuple[Sink, int]:
-        """Where the stream goes, and how far that has come."""
+        """Where the stream goes, and how far that is."""
         segment = self._store[effect.segment]
         if effect.part is not None:
             slot = self._slots[effect.segment]
@@ -633,7 +633,7 @@ class Agent:
         }
 
     def _links(self) -> list[dict[str, Any]]:
-        """Why a link is what it is, is known where it is received on: the receiver chooses."""
+        """The receiving end knows why a link uses its transport: the receiver chooses."""
         reasons, lanes = self._transport.reasons(), self._transport.lanes()
         return [
             {

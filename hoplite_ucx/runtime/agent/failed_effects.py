@@ -1,8 +1,8 @@
-"""What becomes of an effect that could not be performed: whoever waits for it hears so, at once and with a typed error.
+"""What happens to an effect that could not be performed: its waiting calls fail at once with a typed error.
 
-The machine takes what it asked for as under way. If the shell fails to do it (no memory, no descriptor, or a fault of
-ours), nothing would ever follow, and the calls behind it would wait for their deadlines. So the shell says here what
-the machine needs to hear instead, and which calls are over.
+The machine takes an effect it asked for as in progress. If the shell fails to perform it (no memory, no descriptor, or
+a bug of ours), nothing would ever follow, and the calls behind it would wait for their deadlines. This module says
+which events the machine gets instead, and which calls have failed.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from hoplite_ucx.protocol.messages import StreamFault
 
 
 def failure_of(error: Exception, doing: str) -> Failure:
-    """What users are told of an error that came up while the agent was doing something for them."""
+    """The failure for users, from an error that came up while the agent was doing something for them."""
     if isinstance(error, HopliteError):
         return error.failure
     if isinstance(error, MemoryError | OSError):
@@ -41,7 +41,7 @@ def failure_of(error: Exception, doing: str) -> Failure:
 
 
 def events_instead(effect: Any, failure: Failure) -> list[NodeEvent]:
-    """What the machine hears instead of what it waits for."""
+    """The events that the machine gets instead of those it waits for."""
     match effect:
         case ConnectDirectory():
             return [DirectoryLost()]

@@ -42,7 +42,7 @@ class LocalStreams:
         self._soon(self._open_receiving, key, _Receiving(sink, offset, size, on_closed))
 
     def serve(self, key: StreamKey, source: Source, on_closed: Callable[[], None]) -> None:
-        """Closed at once if nobody receives: the receiving end is always opened first."""
+        """Closed at once if there is no receiving end: that is always opened first."""
         serving = _Serving(source, lambda: self._soon(self._pump, key), on_closed)
         source.subscribe(serving.risen)
         self._soon(self._open_serving, key, serving)

@@ -1,8 +1,8 @@
 """Sessions with other nodes. A receiver opens one to its sender, and the sender answers on it.
 
-So two nodes that pull from each other have two sessions, and none has to give way when both are opened at the same
-moment. What is said to a peer without a session is lost without a word; that the session is lost is said once, before
-anything of the next one.
+So two nodes that pull from each other have two sessions, and neither has to yield when both are opened at the same
+moment. A message to a peer without a session is silently lost; the loss of a session is reported once, before anything
+of the next one.
 """
 
 import asyncio

@@ -7,8 +7,8 @@ if no more than one part, a local one, comes before it: combined where it lies, 
 once, and it may wait there for the other. Every further stream has a ring of bounded size, and its sender is held back
 while the ring is full.
 
-One lock per slot, held for one step of every part at most: whoever finds it taken leaves word, and the holder looks
-again.
+One lock per slot, held for one step of every part at most: a thread that finds it taken sets a flag, and the holder
+looks again.
 """
 
 import logging
@@ -49,7 +49,7 @@ class Combiner:
         self._lock = threading.Lock()
 
     def is_loop(self) -> bool:
-        """Whether this is the thread that made the combiner: it has other things to do than to combine."""
+        """Whether this is the thread that made the combiner, which must not combine."""
         return threading.get_ident() == self._loop
 
     def take_ring(self, size: int, device: int | None = None) -> "Ring":
@@ -194,7 +194,7 @@ class Slot:
     # --- combining ---------------------------------------------------------------------------------------------
 
     def _risen(self) -> None:
-        """A part that is here has grown. Who made it grow goes on with it: a change of threads costs more."""
+        """A local part has grown. The thread that made it grow continues with it: a thread switch costs more."""
         if self._combiner.is_loop():
             self._advance_soon()
         else:
@@ -212,18 +212,18 @@ class Slot:
         self._on_failed(error)
 
     def _look_again(self) -> None:
-        """For who held the lock and combined nothing: whoever came meanwhile has gone, and counts on it."""
+        """For a thread that held the lock and combined nothing: another thread may have set the flag and left."""
         if self._dirty:
             self._advance_soon()
 
     def advance(self, arriving: "PartSink | None" = None) -> None:
-        """Combine as far as the parts have come. The sink whose bytes arrived looks for itself what became of them."""
+        """Combine as far as the parts allow. The sink whose bytes arrived checks the result itself."""
         self._dirty = True
         if self._kernel is not None and not self._kernel.ready:
             return  # whoever makes it ready looks again
         while self._dirty and not self._done:
             if not self._lock.acquire(blocking=False):
-                return  # whoever holds it looks again
+                return  # its holder looks again
             try:
                 self._dirty = False
                 grown, finished = self._step()
@@ -348,7 +348,7 @@ class Slot:
         return size if part.in_place else min(size, part.combined + min(size, RING))
 
     def end_stream(self, part: Part) -> int:
-        """What has come and was not combined is dropped: the stream reports only what was."""
+        """Bytes that arrived and were not combined are dropped: the stream reports only combined ones."""
         with self._lock:
             part.received = part.combined
             part.sink = None

@@ -1,11 +1,11 @@
-"""The node's store: segments with their memory and watermark, and the recycling of memory that nobody uses.
+"""The node's store: segments with their memory and watermark, and the recycling of unused memory.
 
 A segment gets its memory when it is known who fills it: this process (received objects, slots), or one worker (a put),
 which maps it writable and keeps that mapping for its later puts. Small ones live in plain memory of this process and
-travel by copy. Memory is recycled only when every process that it was given to has said that it let go; one that left
-without a word, or forked meanwhile, may still look at it, and it is dropped instead.
+travel by copy. Memory is recycled only when every process that it was given to has reported its release; a process that
+vanished, or forked meanwhile, may still read it, and it is dropped instead.
 
-The memory is the host's, or a device's: that belongs to this copy of an object, and nobody but this host knows of it.
+The memory is the host's, or a device's: that belongs to this copy of an object, and only this host knows of it.
 
 How much may be used is the protocol's account. What lies in the pools comes on top of it only up to the same limit.
 """
@@ -45,7 +45,7 @@ class Backing:
     mapped: int = 0
     """Mappings given out to readers that were not reported back."""
     tainted: bool = False
-    """Someone may still look at it whom we do not hear of any more."""
+    """A process that we cannot hear from any more may still read it."""
 
     @property
     def capacity(self) -> int:
@@ -114,7 +114,7 @@ class Segment:
                 listener()
 
     def expect(self, size: int) -> None:
-        """So many bytes will come through a piece."""
+        """This many bytes will come through a piece."""
         with self._lock:
             self._missing += size
 
@@ -158,8 +158,8 @@ class Piece(Segment):
 
 
 class SegmentSink:
-    """A stream into a whole segment: what arrives is final. Until the end its watermark stands between two elements,
-    where whoever goes on by combining begins."""
+    """A stream into a whole segment: what arrives is final. Until the end its watermark is between two elements, where
+    a slot can continue by combining."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -185,7 +185,7 @@ class SegmentSink:
 
 
 def _yield_to_others() -> None:
-    """Memory that nobody waits for is made ready when nobody else needs the processor."""
+    """Memory that is not urgent is prepared when nothing else needs the processor."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
@@ -325,7 +325,7 @@ class Store:
         return segment
 
     def worker_left(self, worker: bytes) -> None:
-        """What it had mapped writable is nobody's any more."""
+        """Memory that it had mapped writable has no owner any more."""
         for backing in [backing for backing in self._free if backing.writer == worker]:
             self._free.remove(backing)
             self.pooled -= backing.capacity
@@ -387,7 +387,7 @@ class Store:
             self._drop(backing)
 
     def _let_go(self, backing: Backing) -> None:
-        """It is recycled, unless somebody may still use it."""
+        """It is recycled, unless some process may still use it."""
         if backing.tainted or backing.mapped or (backing.writer is not None and not backing.sealed):
             self._drop(backing)
         elif isinstance(backing.shared, DeviceMemory):
@@ -406,7 +406,7 @@ class Store:
             self._forget(backing.writer, backing.number)
 
     def _prepare_spare(self, capacity: int) -> None:
-        """Whoever made one object of a size is likely to make another: have its pages ready."""
+        """A worker that made one object of a size is likely to make another: have its pages ready."""
         if capacity > self._most_spare or self.used + self.pooled + 2 * capacity > self._limit:
             return
         with self._spare_lock:

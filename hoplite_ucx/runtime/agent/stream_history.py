@@ -1,5 +1,4 @@
-"""What became of the latest streams that a node received: from whom, since when, when their first byte came, how they
-ended.
+"""The latest streams that a node received: from which node, since when, when their first byte came, how they ended.
 
 It is for people and measurements that want to know how fast a fault was noticed and when bytes flowed again, and costs
 nothing while bytes flow: a stream's sink is watched for its first byte only.

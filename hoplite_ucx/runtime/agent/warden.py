@@ -1,4 +1,4 @@
-"""A second process of an agent that hangs up for it when it is killed.
+"""A second process of an agent that closes its sockets when the agent is killed.
 
 The kernel unmaps all memory of a dead process before it closes the first of its descriptors: 0.1 s a GiB on a machine
 with nothing else to do, and several times that on a busy one. For that long its peers wait for bytes from the dead, and
@@ -9,8 +9,8 @@ thread holds for life; the kernel gives that up before it touches the memory, ho
 shuts down every socket in the table and ends. What was written to a socket still goes out. Sockets that the agent was
 born with are others' too (where its messages go, under systemd or ssh), and stay as they are.
 
-It needs no upkeep and no privileges, and is no part of anything else: if it cannot be had, or dies, the agent's death
-is noticed as late as any process's. If it is stopped when the agent dies, that looks like a host gone silent.
+It needs no upkeep and no privileges, and nothing depends on it: without it, the agent's death is noticed as late as any
+other process's. If it is stopped when the agent dies, that looks like a host gone silent.
 """
 
 import contextlib

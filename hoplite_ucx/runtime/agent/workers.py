@@ -1,8 +1,8 @@
 """The agent's side of its workers: sessions on a Unix socket, their calls, and the memory they hold.
 
 A worker is one process with a session per thread that calls, and one in the background. When a session ends, its open
-calls are cancelled; when the background session ends, the worker is gone, and all it had pinned is let go of, but not
-recycled: a process that closed its client may still look at its arrays.
+calls are cancelled; when the background session ends, the worker is gone, and its pins are released, but the memory is
+not recycled: a process that closed its client may still read its arrays.
 
 Descriptors are passed on plain sockets, so sessions do not use the loop's transports, only its readiness.
 """
@@ -154,7 +154,7 @@ class Workers:
         return {call: entry.segment.watermark() for call, entry in self._calls.items() if entry.segment is not None}
 
     def forget(self, identity: bytes, backing: int) -> None:
-        """Tell a worker that memory it filled once is not its own any more."""
+        """Tell a worker that memory it once filled does not belong to it any more."""
         worker = self._workers.get(identity)
         if worker is not None and worker.background is not None:
             worker.background.send(wire.Forget(backing))
@@ -230,7 +230,7 @@ class Workers:
             self._workers.pop(worker.identity, None)
 
     def _delete_owned(self, worker: Worker) -> None:
-        """Nobody waits for it; while the directory is gone, the node asks again with its next session."""
+        """No caller waits for it; while the directory is gone, the node asks again with its next session."""
         refs = tuple(worker.owned)
         worker.owned.clear()
         for start in range(0, len(refs), _DELETED_AT_ONCE):
@@ -465,13 +465,13 @@ class Workers:
         self._reply(failed.call, lambda number: wire.Refused(number, failure))
 
     def fail(self, call: CallId, failure: Failure) -> None:
-        """The agent cannot carry a call out: its caller is told, and the machine forgets it."""
+        """The agent cannot carry a call out: its caller gets the error, and the machine forgets it."""
         self._reply(call, lambda number: wire.Refused(number, failure))
         self._dispatch(CancelCall(call))
 
     def machine_raised(self, event: NodeEvent, failure: Failure) -> list[UserCall]:
-        """The machine that knew these calls is gone. Returns what is to be asked of the next one; the others have
-        failed. What a worker still writes is nobody's any more."""
+        """The machine that knew these calls is gone. Returns the calls to repeat with the next one; the others have
+        failed. Memory that a worker still writes has no owner any more."""
         again: list[UserCall] = []
         for call, entry in list(self._calls.items()):
             if call not in self._calls:
@@ -496,7 +496,7 @@ class Workers:
         return frozenset(call for worker in self._workers.values() for call in worker.pins)
 
     def _got(self, got: Got) -> None:
-        """The call is over only when its answer is made: what fails before that can still be told."""
+        """The call is over only when its answer is made: an earlier failure can still be reported."""
         entry = self._calls.get(got.call)
         worker = entry.session.worker if entry is not None else None
         if entry is None or worker is None or worker.background is None:

@@ -18,7 +18,7 @@ from hoplite_ucx.transports.wire.handshake import Peer
 _log = logging.getLogger("hoplite.directory")
 
 MAX_READERS = 4096
-"""More are turned away, and go on through their agents."""
+"""More are refused, and ask their agents."""
 
 _LENGTH = Struct("<I")
 _QUESTION_BYTES = len(QUESTION) + REF_BYTES

@@ -1,10 +1,10 @@
 """The directory's server: sessions with nodes around one `Directory`, a clock, and probes of ports.
 
-Of a node only the session with its latest `Join` speaks. Who sent a message is what its session has proven; a node that
-joins under another identity than that is turned away. A directory that was restarted has a higher incarnation than any
-before it, because it counts milliseconds.
+Only the session with a node's latest `Join` counts. The sender of a message is the identity that its session has
+proven; a node that joins under another identity is refused. A directory that was restarted has a higher incarnation
+than any before it, because it counts milliseconds.
 
-Beside nodes, whoever has the token may ask for a status, in a session that never joins. *Readers* are workers that ask
+Any process that has the token may ask for a status, in a session that never joins. *Readers* are workers that ask
 for small objects themselves: they have a kind of session of their own (see `lookup_sessions`). Under TLS there are
 none, since workers have no certificate.
 """
@@ -70,7 +70,7 @@ class DirectoryServer:
         self._started = now()
 
     async def start(self, host: str, port: int, *, successor: bool = False) -> str:
-        """Listen, and return the address. A successor first hears what the nodes of an earlier directory have."""
+        """Listen, and return the address. A successor first listens to the nodes of an earlier directory."""
         raise_descriptor_limit()
         self._waker = Waker(asyncio.get_running_loop(), lambda: self.dispatch(Tick()))
         self._driver: Driver[DirectoryEvent, DirectoryEffect] = Driver(
@@ -102,7 +102,7 @@ class DirectoryServer:
             session.close()
 
     def _look(self, ref: bytes) -> lookups.Answer:
-        """Asked of whichever machine it is now."""
+        """Asks the current machine."""
         return self.machine.look(ref)
 
     # --- the machine -------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class DirectoryServer:
         self._driver.feed(event)
 
     def _succeed(self, event: DirectoryEvent, error: Exception) -> None:
-        """The machine raised: who asked hears so, and a new incarnation hears the nodes, as after a crash."""
+        """The machine raised: its callers get errors, and a new incarnation listens to the nodes, as after a crash."""
         tell_raised(_log, event, error, self.machine)
         try:
             self._driver.begin(self.machine.farewell(event, internal("directory", type(event).__name__, error)))
@@ -125,7 +125,7 @@ class DirectoryServer:
             self._driver.begin([], self.machine)
         except Exception:
             _log.critical("this directory cannot continue, and ends", exc_info=True)
-            signal.raise_signal(signal.SIGTERM)  # ends as if it had been told to
+            signal.raise_signal(signal.SIGTERM)  # a regular shutdown
             raise
 
     def _send(self, effect: SendNode) -> None:
@@ -147,7 +147,7 @@ class DirectoryServer:
         asker = self.machine
         try:
             accepted = await probe(effect.address, self._settings.probe)
-        except ValueError:  # what the node called its address is none
+        except ValueError:  # the node's address is not valid
             accepted = None
         if self.machine is asker:
             self.dispatch(Probed(effect.node, accepted))
@@ -199,7 +199,7 @@ class DirectoryServer:
         session.on_closed = on_closed
 
     def _introduce(self, newcomer: Join) -> None:
-        """Let those who are there and a newcomer know each other, if they are few."""
+        """Introduce a newcomer and the members to each other, if they are few."""
         others = [member for member in self.machine.nodes() if member.node != newcomer.node]
         if newcomer.node not in self._sessions or not others or len(others) > self._settings.introductions:
             return
@@ -209,7 +209,7 @@ class DirectoryServer:
                 self._sessions[other.node].send(introduction([(newcomer.node, newcomer.address)]))
 
     def status(self) -> dict[str, Any]:
-        """What people want to know of the cluster."""
+        """The state of the cluster, for people."""
         machine = self.machine
         return {
             "cluster": machine.cluster,
