@@ -41,6 +41,7 @@ from hoplite_ucx.protocol.messages import (
     Ask,
     Completed,
     Delete,
+    Deleted,
     Describe,
     Heartbeat,
     Join,
@@ -173,6 +174,7 @@ def test_calls_are_asked_again_unless_they_may_be_the_reason() -> None:
     assert not asked_again(get, place), "the event is about its object"
     assert not asked_again(get, get), "it is the event"
     assert not asked_again(get, CancelCall(1))
+    assert not asked_again(DeleteCall(8, (ref(8),), None), FromDirectory(Deleted(8))), "it is its answer"
     assert asked_again(GetCall(3, ref(3), None), place)
     assert asked_again(get, Tick())
     assert not asked_again(put, Tick()), "nobody knows how far it came"

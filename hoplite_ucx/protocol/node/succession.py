@@ -9,7 +9,7 @@ machine raises again, they may be the reason.
 
 from dataclasses import dataclass
 
-from hoplite_ucx.protocol.events import NodeEvent, PutCall, UserCall, refs_in
+from hoplite_ucx.protocol.events import FromDirectory, NodeEvent, PutCall, UserCall, refs_in
 from hoplite_ucx.protocol.ids import CallId, StreamId
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
 
@@ -39,7 +39,8 @@ class Remains:
 def asked_again(call: UserCall, event: NodeEvent) -> bool:
     """Whether an open call continues with the successor of a machine that raised during an event: it must be unrelated
     to that event. A put does not continue, since its progress is unknown."""
-    if isinstance(call, PutCall) or getattr(event, "call", None) == call.call:
+    answers = event.message if isinstance(event, FromDirectory) else event
+    if isinstance(call, PutCall) or getattr(answers, "call", None) == call.call:
         return False
     return set(refs_in(call)).isdisjoint(refs_in(event))
 

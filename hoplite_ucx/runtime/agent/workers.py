@@ -119,6 +119,7 @@ class Workers:
         self._workers: dict[bytes, Worker] = {}
         self._calls: dict[CallId, _Call] = {}
         self._next_call = 0
+        self._unclaimed: dict[CallId, DeleteCall] = {}  # deletes that no worker waits for, until they are answered
         self._wanted: dict[bytes, tuple[CallId, bytes]] = {}
         """The first open get of each ref that wants it on a device."""
         self._evicting = False
@@ -235,7 +236,9 @@ class Workers:
         worker.owned.clear()
         for start in range(0, len(refs), _DELETED_AT_ONCE):
             self._next_call += 1
-            self._dispatch(DeleteCall(self._next_call, refs[start : start + _DELETED_AT_ONCE], _deadline(None)))
+            delete = DeleteCall(self._next_call, refs[start : start + _DELETED_AT_ONCE], _deadline(None))
+            self._unclaimed[delete.call] = delete
+            self._dispatch(delete)
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -457,6 +460,8 @@ class Workers:
         entry = self._end(call)
         if entry is not None:
             entry.session.send(make(entry.number))
+        else:
+            self._unclaimed.pop(call, None)
 
     def _failed(self, failed: CallFailed) -> None:
         failure = failed.failure
@@ -472,14 +477,16 @@ class Workers:
     def machine_raised(self, event: NodeEvent, failure: Failure) -> list[UserCall]:
         """The machine that knew these calls is gone. Returns the calls to repeat with the next one; the others have
         failed. Memory that a worker still writes has no owner any more."""
-        again: list[UserCall] = []
+        again = [delete for delete in self._unclaimed.values() if asked_again(delete, event)]
+        self._unclaimed.clear()
+        repeated: list[UserCall] = []
         for call, entry in list(self._calls.items()):
             if call not in self._calls:
                 continue  # with its session, which could not be told of another one
             asked = entry.event
             if asked is not None and not (entry.answered or entry.asked_again) and asked_again(asked, event):
                 entry.asked_again = True
-                again.append(asked)
+                repeated.append(asked)
                 continue
             if entry.segment is not None and entry.segment.backing is not None:
                 entry.segment.backing.tainted = True
@@ -489,7 +496,7 @@ class Workers:
             if not entry.answered:
                 ref = next(iter(refs_in(asked)), None) if asked is not None else None
                 entry.session.send(wire.Refused(entry.number, replace(failure, ref=ref)))
-        return [asked for asked in again if asked.call in self._calls]
+        return [*again, *(asked for asked in repeated if asked.call in self._calls)]
 
     def pins(self) -> frozenset[CallId]:
         """The gets whose memory workers have."""

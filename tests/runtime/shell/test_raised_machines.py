@@ -10,13 +10,15 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from hoplite_ucx.errors import HopliteError, InternalError
+from hoplite_ucx.errors import InternalError, ObjectDeletedError
 from hoplite_ucx.protocol.events import DirectoryEffect, GetCall, NodeEffect
 from hoplite_ucx.protocol.messages import Put
 from hoplite_ucx.protocol.node.calls import Calls
+from hoplite_ucx.runtime.agent.agent import Agent, AgentProfile
 from hoplite_ucx.runtime.launch.cluster import agent_task
 from hoplite_ucx.runtime.local.socket_names import socket_name
 from hoplite_ucx.runtime.shell.raised_machines import tell_raised
+from hoplite_ucx.runtime.worker import calls
 from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.refs import new_ref
 from hoplite_ucx.simulate.cluster import Shape, VirtualCluster
@@ -81,17 +83,43 @@ def test_an_agent_that_raises_in_every_call_fails_each_of_them(monkeypatch: pyte
         assert np.array_equal(here.host.get(ref), LARGE)
 
 
+def test_what_a_worker_left_to_be_deleted_is_deleted_by_the_successor() -> None:
+    with live_cluster(1) as live, agent_here(live.address) as here:
+        far, host = live.hosts[0], here.host
+        ref = far.put(LARGE)
+        leaving = Client(socket_name(here.agent.cluster, here.agent.agent_id))
+        leaving.carry_out(calls.own(ref, HANG))
+        parts = here.agent.machine.calls
+        parts.delete = lambda _: None  # type: ignore[method-assign]  # this machine does not come to it
+        leaving.close()
+        eventually(lambda: here.agent._workers._unclaimed)
+        parts.get = then_raises(lambda *_: None)  # type: ignore[method-assign]
+        other = new_ref()
+        fails(lambda: host.get(other), other)
+
+        def is_deleted() -> bool:
+            try:
+                far.get(ref, timeout=0)
+            except ObjectDeletedError:
+                return True
+            return False
+
+        eventually(is_deleted)
+        eventually(lambda: not here.agent._workers._unclaimed)
+
+
 def test_an_agent_that_no_machine_can_succeed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hopeless:
+        story = successor = then_raises(lambda *_: None)
+
     ended: list[int] = []
     monkeypatch.setattr("hoplite_ucx.runtime.agent.agent.signal.raise_signal", ended.append)
-    with live_cluster(1) as live, agent_here(live.address) as here, ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(here.agent.machine, "successor", then_raises(lambda *_: None))
-        monkeypatch.setattr(here.agent.machine.calls, "get", then_raises(lambda *_: None))
-        getting = pool.submit(here.host.get, live.hosts[0].put(LARGE))
-        eventually(lambda: ended)
-        assert ended == [signal.SIGTERM], "as if it had been told to"
-        here.host.client.close()
-        assert isinstance(getting.exception(HANG), HopliteError)
+    agent = Agent(AgentProfile(directory="127.0.0.1:1", token=TOKEN, memory=1 << 30, rate=RATE))
+    agent.machine = Hopeless()  # type: ignore[assignment]
+    agent._close_all = lambda: None  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(ValueError, match="a fault of ours"):
+        agent._succeed(GetCall(1, new_ref().binary, None), ValueError("the first one"))
+    assert ended == [signal.SIGTERM], "as if it had been told to"
 
 
 def test_a_story_that_cannot_be_told_keeps_nobody_from_going_on(caplog: pytest.LogCaptureFixture) -> None:
