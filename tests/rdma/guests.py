@@ -25,6 +25,7 @@ __all__ = ["Plan", "Result", "run_in_qemu", "run_in_user_mode"]
 _BOOT_SECONDS = 120.0
 _KVM_BOOT_SECONDS = 25.0
 _LOOK_SECONDS = 0.3
+_UP = re.compile(r"guest: up.*")
 _PANIC = re.compile(r"Kernel panic|Oops:|BUG: unable")
 
 
@@ -142,7 +143,7 @@ def _watch(
         while process.poll() is None:
             time.sleep(_LOOK_SECONDS)
             spent, said = time.monotonic() - began, console.read_text(errors="replace")
-            if not result.boot_seconds and (up := re.search(r"guest: up .*", said)):
+            if not result.boot_seconds and (up := _UP.search(said)):
                 result.boot_seconds = round(spent, 1)
                 report(f"{machine}: {up[0].removeprefix('guest: ')} ({spent:.0f} s here)")
             told = _progress(plan, told, report)
@@ -160,8 +161,11 @@ def _watch(
     result.seconds = round(time.monotonic() - began, 1)
     result.tests = _tests(plan)
     status = plan.folder / "status"
+    said = console.read_text(errors="replace").strip()
+    if not result.boot_seconds and _UP.search(said):
+        result.boot_seconds = result.seconds  # it was up, and over, between two looks
     if not result.failure and not result.boot_seconds:
-        last = console.read_text(errors="replace").strip().splitlines()
+        last = said.splitlines()
         result.failure = f"it ended at once: {last[-1] if last else process.returncode}"
     elif not result.failure and not status.exists():
         result.failure = "the guest ended before its tests did"

@@ -43,6 +43,10 @@ class Host:
     def address(self) -> str:
         return f"198.18.9.{self.number}"
 
+    @property
+    def log(self) -> Path:
+        return Path(f"/dev/shm/{self.name}.log")
+
     def link(self, rail: int) -> str:
         """Its network interface in an RDMA network, from 1."""
         return f"{self.name}r{rail}"
@@ -50,9 +54,18 @@ class Host:
     def devices(self) -> str:
         return ",".join(f"rx{self.number}{rail}:1" for rail in range(1, self.rails + 1))
 
+    def _networks(self) -> list[tuple[int, str]]:
+        return [(9, f"{self.name}t"), *((rail, self.link(rail)) for rail in range(1, self.rails + 1))]
+
+    def take_down(self) -> None:
+        """Its interfaces go with their other ends: the namespace itself lives as long as a process in it."""
+        for _, name in self._networks():
+            subprocess.run(["ip", "link", "del", f"s{name}"], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
+
     def set_up(self) -> None:
         sh(f"ip netns add {self.name}; ip -n {self.name} link set lo up")
-        for network, name in [(9, f"{self.name}t"), *((rail, self.link(rail)) for rail in range(1, self.rails + 1))]:
+        for network, name in self._networks():
             sh(f"ip link add {name} type veth peer name s{name}")
             sh(f"ip link set s{name} master net{network}; ip link set s{name} up; ip link set {name} netns {self.name}")
             sh(f"ip -n {self.name} addr add 198.18.{network}.{self.number}/24 dev {name}")
@@ -104,7 +117,19 @@ class Worker:
 class Running:
     hosts: list[Host]
     workers: list[Worker]
-    agents: list[subprocess.Popen[str]]
+    services: list[subprocess.Popen[str]]
+    """Each host's `hoplite start`."""
+
+    def agent(self, index: int) -> int:
+        """The process id of a host's agent, which its service started."""
+        service, found = self.services[index].pid, []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == service and b"\0agent\0" in (process / "cmdline").read_bytes():
+                    found.append(int(process.name))
+        (agent,) = found
+        return agent
 
 
 @contextlib.contextmanager
@@ -116,29 +141,30 @@ def cluster(*rails: int, **variables: str) -> Iterator[Running]:
             sh(f"ip link add net{network} type bridge; ip link set net{network} up")
             stack.callback(sh, f"ip link del net{network}")
         for host in hosts:
-            stack.callback(subprocess.run, ["ip", "netns", "del", host.name], check=False)
+            stack.callback(host.take_down)
             host.set_up()
         directory = f"{hosts[0].address}:7777"
-        agents = []
+        services = []
         for host in hosts:
             role = ["--head"] if host is hosts[0] else ["--address", directory]
             start = [HOPLITE, "start", *role, "--host", host.address, "--json", "--memory", "200MiB"]
-            agent = host.popen(start)
+            with host.log.open("w") as log:
+                agent = host.popen(start, stderr=log)
             stack.callback(agent.wait)
             stack.callback(agent.kill)
-            agents.append(agent)
+            services.append(agent)
             assert agent.stdout is not None
-            _line(agent.stdout, f"the agent of {host.name}")
+            _line(agent.stdout, f"the agent of {host.name}", host.log)
         workers = []
         for host in hosts:
             workers.append(Worker(host, directory))
             stack.callback(workers[-1].close)
-        yield Running(hosts, workers, agents)
+        yield Running(hosts, workers, services)
 
 
-def _line(stream: IO[str], who: str) -> str:
+def _line(stream: IO[str], who: str, log: Path | None = None) -> str:
     ready, _, _ = select.select([stream], [], [], _ANSWER_SECONDS)
     assert ready, f"{who} said nothing for {_ANSWER_SECONDS:g} s"
     line = stream.readline()
-    assert line, f"{who} ended"
+    assert line, f"{who} ended: {log.read_text(errors='replace')[-1500:] if log is not None else ''}"
     return line
