@@ -49,7 +49,7 @@ def delete(
     except HopliteError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    # Nobody knows whether a ref that is named here had an object somewhere.
+    # It is unknown whether a ref that is named here had an object.
     typer.echo(f"deleted {count} objects" if idle is not None else f"deleted {len(named)} refs")
 
 

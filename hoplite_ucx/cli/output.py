@@ -1,8 +1,8 @@
 """What the command writes to: a terminal, a file or a pipe, which may be full, closed, or lack a character.
 
-`prepare` puts two streams in the place of Python's. They replace a character that the encoding lacks by a similar one
-of the same width. Output that cannot be written ends the command with an `OutputError`, except into a pipe that nobody
-reads, which ends it without a word. What cannot be written to standard error is dropped: there is nowhere to say so.
+`prepare` puts two streams in the place of Python's. They replace a character that the encoding does not have by a
+similar one of the same width. Output that cannot be written ends the command with an `OutputError`, except into a
+closed pipe, which ends it silently. What cannot be written to standard error is dropped: there is nowhere to say so.
 """
 
 import codecs

@@ -214,7 +214,7 @@ class Leave(_ToDirectory, frozen=True):
 
 
 class Retire(_ToDirectory, frozen=True):
-    """The node is going to leave, and stays until it is told that nothing is lost with it: `MayLeave`."""
+    """The node is going to leave, and stays until `MayLeave` says that nothing is lost with it."""
 
 
 class Progress(Struct, frozen=True, array_like=True):
@@ -607,7 +607,7 @@ class Polled(_ToNode, frozen=True):
 
 
 class MayLeave(_ToNode, frozen=True):
-    """To a node that retires: nobody needs its copies, except those that nobody else can take."""
+    """To a node that retires: no node needs its copies, except those that no other node can take."""
 
     left: Number
 

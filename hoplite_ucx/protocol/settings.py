@@ -244,7 +244,7 @@ class Settings(Struct, frozen=True, array_like=True):
         Count(
             "A node that joins is introduced to the others if they are not more than this, and opens sessions and "
             "links to them at once. Each costs two sessions and two links with their threads on both sides; without "
-            "them, the first stream between two nodes takes several round trips longer. 0 introduces nobody.",
+            "them, the first stream between two nodes takes several round trips longer. 0 introduces none.",
             0,
             1024,
         ),

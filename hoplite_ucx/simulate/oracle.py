@@ -327,7 +327,7 @@ class Oracle:
         return bool(refused & set(needed))
 
     def judge_leaving(self, nodes: list[VirtualNode]) -> None:
-        """Once faults have stopped, whoever was to leave has left."""
+        """Once faults have stopped, every node that was to leave has left."""
         for node in nodes:
             raise BrokenPromiseError(f"{label(node.machine.node)} was to leave, and was not let go")
 

@@ -534,7 +534,7 @@ class Directory:
         record = self.table.record(ref)
         of_slot = record.reduction is not None and record.reduction.record is not record
         if of_slot or record.stripe_of is not None:
-            return  # the output of a slot is nobody's to delete
+            return  # users cannot delete the output of a slot
         self.world.tell(ref, "deleted by {}", label(member.node))
         self.objects.bury(record)
         for putter, put in record.deferred:
@@ -623,7 +623,7 @@ class Directory:
 
     def _on_poll(self, member: Member, poll: Poll) -> None:
         if self.world.recovering:
-            self._recovery.polls.append((member.node, poll))  # nobody knows yet what there is
+            self._recovery.polls.append((member.node, poll))  # it is not known yet what exists
             return
         record = self.records.get(poll.ref) if poll.ref is not None else None
         if record is not None and record.askers.pop((member.node, poll.call), poll) is None:

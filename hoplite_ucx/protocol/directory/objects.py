@@ -247,7 +247,7 @@ class Objects:
         elif broadcast is not None and lost_now:
             self._world.tell(record.ref, "{} is lost", broadcast.version)
             if record.deferred and broadcast.version.incarnation < self._world.incarnation:
-                self._table.reset(record)  # its put, or another one, is here and begins anew: getters wait for that
+                self._table.reset(record)  # its put, or another one, is here and starts over: getters wait for that
             else:
                 self._versions.end_version(record, aborted(record.ref) if broadcast.aborted else lost(record.ref))
             self.offer_deferred(record)

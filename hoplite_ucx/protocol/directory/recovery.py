@@ -204,6 +204,6 @@ class Recovery:
             if slot is None or slot.host is None or slot.host.node != key[0] or record.ref in slot.consumed:
                 broadcast.forget(key)
         if not broadcast.sealed and record.slot is None:
-            self._world.tell(record.ref, "{} was undecided, and nobody knows what it was to be", broadcast.version)
+            self._world.tell(record.ref, "{} was undecided, and its reduction is unknown", broadcast.version)
             self._versions.end_version(record, lost(record.ref), also=record.waiting)
             record.waiting.clear()

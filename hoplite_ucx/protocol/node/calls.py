@@ -528,7 +528,7 @@ class Calls:
         repeated."""
         for call in message.calls:
             if (put := self.puts.get(call)) is not None:
-                if not (put.told or put.answered):  # else nobody hears it, and it is offered again
+                if not (put.told or put.answered):  # else no caller waits for it, and it is offered again
                     self._fail_put(put, replace(message.failure, ref=put.call.ref))
             elif (refs := self._refs_of(call)) is not None:
                 self._fail(call, replace(message.failure, ref=refs[0]))

@@ -74,6 +74,6 @@ class Fetches(dict[tuple[bytes, bytes], Fetch]):
         return fetch is not None and fetch.whole is not None
 
     def may_be_stripe(self, ref: bytes, whole: bytes) -> bool:
-        """Whether nobody gets the ref, but perhaps as a stripe of the same target."""
+        """Whether no call gets the ref, except perhaps as a stripe of the same target."""
         fetch = self.of_store(ref)
         return fetch is None or (not fetch.getters and fetch.whole in (None, whole) and fetch.hungry_for is None)

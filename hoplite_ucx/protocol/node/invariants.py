@@ -192,7 +192,7 @@ def _check_requests(name: str, state: NodeState) -> None:
     for request in memory._requests:
         assert request in owned, f"{name}: nobody waits for {request.size} bytes that were asked for"
         if memory._asked:
-            continue  # whoever comes first waits for an eviction, and the others wait their turn
+            continue  # the first waits for an eviction, and the others wait their turn
         assert memory.used + request.size > memory.limit, f"{name}: {request.size} bytes fit and were not granted"
         assert request.patient or not state._context.joined, f"{name}: an impatient request waits for nothing"
 

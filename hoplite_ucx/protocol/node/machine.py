@@ -338,7 +338,8 @@ class NodeState:
             self._context.tell_directory(Retire())
 
     def _retire(self) -> None:
-        """Every session is told: a new directory does not know, and a message may have been lost with the last one."""
+        """Repeated in every session: a new directory does not know, and the message may have been lost with the last
+        one."""
         if not self._retiring:
             self._retiring = True
             if self._context.joined:
@@ -377,7 +378,7 @@ class NodeState:
         self._leave_session()
 
     def _refused(self, failure: Failure) -> None:
-        """Messages in this session reach nobody. The next session may be with another directory."""
+        """Messages in this session are ignored. The next session may be with another directory."""
         self._context.refusal = failure
         self._leave_session()
 

@@ -220,7 +220,7 @@ class Slot:
         """Combine as far as the parts allow. The sink whose bytes arrived checks the result itself."""
         self._dirty = True
         if self._kernel is not None and not self._kernel.ready:
-            return  # whoever makes it ready looks again
+            return  # the thread that makes it ready looks again
         while self._dirty and not self._done:
             if not self._lock.acquire(blocking=False):
                 return  # its holder looks again

@@ -420,7 +420,7 @@ class Store:
         try:
             shm.prefault(shared)
         except OSError:
-            shared.close()  # no memory to spare: whoever needs it will hear of it
+            shared.close()  # no memory to spare: the next request for it reports that
             shared = None  # type: ignore[assignment]
         with self._spare_lock:
             self._spares_wanted.discard(capacity)

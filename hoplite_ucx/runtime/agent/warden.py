@@ -109,9 +109,9 @@ def _watch(agent: int, mutex: ctypes.c_void_p, inherited: set[int]) -> None:
 
 
 def _hang_up(inherited: set[int]) -> None:
-    """Close every other socket: listeners first, so that nobody is told to try again, then where bytes flow.
+    """Close every other socket: listeners first, so that no peer reconnects, then where bytes flow.
 
-    The others follow a moment later, lest all peers at once take the processor from those who have to go on.
+    The others follow a moment later, so that not all peers at once take the processor from those that must continue.
     """
     connections = sorted(each for each in _connections() if os.fstat(each[1]).st_ino not in inherited)
     for idle, fd in connections:

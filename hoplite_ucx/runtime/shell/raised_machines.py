@@ -21,7 +21,7 @@ def tell_raised(
     refs = refs_in(event)[:_STORIES]
     about = f" of {', '.join(map(short, refs))}" if refs else ""
     log.error(
-        "%s%s could not be handled: a fault of this program, please report it; it goes on with what is certain",
+        "%s%s could not be handled: a bug in this program, please report it; it continues with what is certain",
         what,
         about,
         exc_info=error,

@@ -44,7 +44,7 @@ def _started(node: int, process: OtherProcess, endpoint: Endpoint, seed: int, gr
 
 
 def check_sender_killed(make: Maker) -> None:
-    """What is below the watermark is right, and another sender goes on from there."""
+    """Bytes below the watermark are right, and another sender continues from there."""
     with endpoints(make, 1, 2) as (a, b):
         with start_process(make, 9) as process:
             incoming = _started(b.node, process, b, 1)

@@ -253,7 +253,7 @@ class Binding(ABC):
         """A source's host has no room for its stripes, or no node has the source: any node can take a whole one."""
         reduction.no_stripes = True
         self._drop_slots(reduction)
-        self._world.tell(reduction.target, "laid anew without stripes")
+        self._world.tell(reduction.target, "starts over without stripes")
         batch: dict[NodeId, list[bytes]] = {}
         for ref in reduction.chosen:
             home = self._table.home_of(ref) if ref in reduction.ready else reduction.requester

@@ -129,4 +129,4 @@ class Laying:
             below.parent = root
             root.parts.append(below.ref)
         reduction.root = root
-        self._world.tell(reduction.target, "laid in {} stripes", len(root.parts))
+        self._world.tell(reduction.target, "built in {} stripes", len(root.parts))

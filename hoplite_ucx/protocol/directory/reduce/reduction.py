@@ -252,7 +252,7 @@ class Reductions(Binding):
 
     def _replace_lost(self, reduction: Reduction) -> bool:
         """A chosen source that is not what it was, and whose bytes are still needed, is updated or replaced. True if a
-        slot begins anew for it."""
+        slot starts over for it."""
         renewed = False
         for ref, version in list(reduction.chosen.items()):
             if (ref in reduction.ready and self._table.version_of(ref) == version) or self._is_in(reduction, ref):
