@@ -27,15 +27,14 @@ Run = Callable[[Bench], tuple[float, bool]]
 """Returns how long it took after the fault, and whether every result was right."""
 
 
-def _kill(bench: Bench, worker: int, *parts: str) -> None:
-    """These processes of a worker's host."""
-    address = bench.address_of(worker)
-    pids = bench.client.run(pids_here, workers=[address])[address]
+_HOST = ("worker", "keeper", "agent")
+
+
+def _kill(pids: dict[str, int], *parts: str) -> None:
+    """These processes of a worker's host. Their numbers are asked for beforehand: nothing stands between the middle of
+    a transfer and the fault."""
     for part in parts:
         os.kill(pids[part], signal.SIGKILL)
-
-
-_HOST = ("worker", "keeper", "agent")
 
 
 def _wait_a_part(bench: Bench) -> float:
@@ -48,12 +47,13 @@ def _wait_a_part(bench: Bench) -> float:
 
 def _broadcast(bench: Bench, *parts: str) -> tuple[float, bool]:
     """Of a client's value, while every worker receives it; the first worker's host is hit."""
+    pids = bench.pids_of(0)
     shared = hoplite_dask.broadcast(bench.client, make(bench.plan.count, [_SEED]))
     others = [bench.on(each, verify, shared, [_SEED]) for each in range(1, bench.plan.workers)]
     bench.on(0, verify, shared, [_SEED])
     free = [bench.client.submit(verify, shared, [_SEED], pure=False) for _ in range(2)]
     began = _wait_a_part(bench)
-    _kill(bench, 0, *parts)
+    _kill(pids, *parts)
     right = all(bench.client.gather([*others, *free]))
     return time.monotonic() - began, right
 
@@ -65,18 +65,20 @@ def _broadcast_source(bench: Bench) -> tuple[float, bool]:
     shared = hoplite_dask.broadcast(bench.client, source)
     shared.future.result(HANG)
     (address,) = bench.client.who_has([source])[source.key]
+    pids = bench.pids_of(0 if bench.address_of(0) == address else 1)
     receivers = [bench.on(each, verify, shared, [_SEED]) for each in range(2, bench.plan.workers)]
     began = _wait_a_part(bench)
-    _kill(bench, 0 if bench.address_of(0) == address else 1, *_HOST)
+    _kill(pids, *_HOST)
     right = all(bench.client.gather(receivers))
     return time.monotonic() - began, right
 
 
 def _broadcast_directory(bench: Bench) -> tuple[float, bool]:
+    directory = bench.client.run_on_scheduler(_directory)
     shared = hoplite_dask.broadcast(bench.client, make(bench.plan.count, [_SEED]))
     futures = [bench.on(each, verify, shared, [_SEED]) for each in range(bench.plan.workers)]
     began = _wait_a_part(bench)
-    os.kill(bench.client.run_on_scheduler(_directory), signal.SIGKILL)
+    os.kill(directory, signal.SIGKILL)
     right = all(bench.client.gather(futures))
     seconds = time.monotonic() - began
     return seconds, right and hoplite_dask.broadcast(bench.client, 3).result() == 3
@@ -104,14 +106,16 @@ def _sources(bench: Bench) -> tuple[list[Any], list[int]]:
 
 def _reduce(bench: Bench, *parts: str) -> tuple[float, bool]:
     futures, seeds = _sources(bench)
+    pids = bench.pids_of(1)
+    directory = bench.client.run_on_scheduler(_directory)
     reduced = hoplite_dask.reduce(futures)
     checked = bench.on(0, verify, reduced, seeds)
     reduced.future.result(HANG)
     began = _wait_a_part(bench)
     if parts:
-        _kill(bench, 1, *parts)
+        _kill(pids, *parts)
     else:
-        os.kill(bench.client.run_on_scheduler(_directory), signal.SIGKILL)
+        os.kill(directory, signal.SIGKILL)
     right = bench.client.gather(checked)
     return time.monotonic() - began, right
 
@@ -142,7 +146,7 @@ def _nanny(bench: Bench) -> tuple[float, bool]:
     shared = hoplite_dask.broadcast(bench.client, make(bench.plan.count, [_SEED]), prefetch=True)
     agents = {each["agent"] for each in bench.client.run(pids_here).values()}
     began = time.monotonic()
-    _kill(bench, 0, "worker")
+    _kill(bench.pids_of(0), "worker")
     right = bench.on(0, verify, shared, [_SEED]).result(HANG)
     seconds = time.monotonic() - began
     return seconds, right and {each["agent"] for each in bench.client.run(pids_here).values()} == agents
@@ -168,7 +172,7 @@ def _retire(bench: Bench) -> tuple[float, bool]:
     handle = bench.on(0, _share, bench.plan.count)
     handle.result(HANG)
     address = bench.address_of(0)
-    agent = bench.client.run(pids_here, workers=[address])[address]["agent"]
+    agent = bench.pids_of(0)["agent"]
     computed = bench.client.run_on_scheduler(_runs_of, key=handle.key)
     began = time.monotonic()
     bench.client.retire_workers([address])

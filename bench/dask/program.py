@@ -74,8 +74,14 @@ class Bench:
         return [future for future in futures if future.status == "finished"]
 
     def address_of(self, worker: int) -> str:
-        info = self.client.scheduler_info(n_workers=-1)["workers"]
-        return next(str(address) for address, each in info.items() if each["name"] == self.plan.names[worker])
+        addresses: dict[str, str] = self.client.run_on_scheduler(_addresses)
+        return addresses[self.plan.names[worker]]
+
+    def pids_of(self, worker: int) -> dict[str, int]:
+        """See `pids_here`."""
+        address = self.address_of(worker)
+        pids: dict[str, int] = self.client.run(pids_here, workers=[address])[address]
+        return pids
 
     def forget(self) -> None:
         """Wait until Dask has forgotten everything that was dropped."""
@@ -137,6 +143,10 @@ def status_here() -> dict[str, Any]:
     (lease,) = [lease for lease in leases._leases.values() if lease.joined() is not None]
     status: dict[str, Any] = lease.cluster._of.client.status()
     return status
+
+
+def _addresses(dask_scheduler: Any) -> dict[str, str]:
+    return {worker.name: address for address, worker in dask_scheduler.workers.items()}
 
 
 def _tasks(dask_scheduler: Any) -> int:

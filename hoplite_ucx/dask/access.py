@@ -17,6 +17,7 @@ from distributed import Future, Reschedule, get_worker
 import hoplite_ucx as hoplite
 from hoplite_ucx.dask.decoded_values import values
 from hoplite_ucx.dask.leases import Lease, closed, lease_of
+from hoplite_ucx.dask.threads import in_thread
 from hoplite_ucx.errors import ClosedError, Failure, FailureKind, GetTimeoutError, HopliteError, ObjectLostError
 from hoplite_ucx.runtime.worker.object_info import ObjectInfo
 
@@ -142,7 +143,7 @@ async def result(shared: Handle, timeout: float | None) -> Any:
         except ObjectLostError:
             pass
         except ClosedError:
-            await asyncio.to_thread(_await_another, lease, cluster)
+            await in_thread(_await_another, lease, cluster)
             if ends is not None and time.monotonic() >= ends:
                 raise
             continue

@@ -15,6 +15,7 @@ from hoplite_ucx.dask.handles import OpenedResult, Shared
 from hoplite_ucx.dask.leases import Lease, closed
 from hoplite_ucx.dask.scheduler_plugin import HopliteScheduler
 from hoplite_ucx.dask.terms import Terms
+from hoplite_ucx.dask.threads import in_thread
 from hoplite_ucx.dask.worker_plugin import HopliteWorker
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.worker.checks import check_count, check_memory, invalid, operation
@@ -56,7 +57,7 @@ async def _install(client: Client, memory: int | None, rate: float | None) -> No
             raise closed(detail, remedy) from error
     if getattr(client, _LEASE, None) is None:
         terms = Terms(**await getattr(client.scheduler, scheduler_plugin.TERMS)())
-        lease = await asyncio.to_thread(leases.hold, terms, client)
+        lease = await in_thread(leases.hold, terms, client)
         setattr(client, _LEASE, lease)
         _release_with(client, lease)
 
@@ -67,7 +68,7 @@ def _release_with(client: Client, lease: Lease) -> None:
 
     async def close(*args: Any, **kwargs: Any) -> Any:
         setattr(client, _LEASE, None)
-        await asyncio.to_thread(lease.release, client)
+        await in_thread(lease.release, client)
         return await close_client(*args, **kwargs)
 
     client._close = close

@@ -5,7 +5,6 @@ connection ends, the agent has ended: another keeper and agent are started, empt
 needs the cluster meanwhile waits for that.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 import hoplite_ucx as hoplite
 from hoplite_ucx.dask.keeper import socket_of
 from hoplite_ucx.dask.terms import Terms
+from hoplite_ucx.dask.threads import in_thread
 from hoplite_ucx.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.transports import shm
@@ -51,7 +51,7 @@ class Lease:
     async def cluster_soon(self) -> hoplite.Cluster:
         """The same, without blocking the event loop."""
         joined = self._cluster
-        return joined if joined is not None else await asyncio.to_thread(lambda: self.cluster)
+        return joined if joined is not None else await in_thread(lambda: self.cluster)
 
     def joined(self) -> hoplite.Cluster | None:
         """The same without waiting; None while there is none."""

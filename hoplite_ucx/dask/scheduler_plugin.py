@@ -18,6 +18,7 @@ from distributed.comm import get_address_host
 
 from hoplite_ucx.dask import access, anchors
 from hoplite_ucx.dask.terms import Terms
+from hoplite_ucx.dask.threads import in_thread
 from hoplite_ucx.runtime.launch.owned_processes import DirectoryProcess, start_directory
 
 NAME = "hoplite"
@@ -54,7 +55,7 @@ class HopliteScheduler(SchedulerPlugin):
         self._doomed: set[bytes] = set()
         self._deleting: asyncio.Task[None] | None = None
         host = _host(scheduler.address)
-        self._directory: DirectoryProcess = await asyncio.to_thread(start_directory, host)
+        self._directory: DirectoryProcess = await in_thread(start_directory, host)
         scheduler.handlers[TERMS] = self.terms
         scheduler.handlers[PREFETCH] = self.prefetch
         scheduler.stream_handlers[MADE] = self.made
@@ -63,7 +64,7 @@ class HopliteScheduler(SchedulerPlugin):
     async def close(self) -> None:
         if self._deleting is not None:
             self._deleting.cancel()
-        await asyncio.to_thread(self._directory.close)
+        await in_thread(self._directory.close)
 
     # --- what others ask ---------------------------------------------------------------------------------------
 

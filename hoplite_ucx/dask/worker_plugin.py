@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from distributed import WorkerPlugin, get_worker
@@ -13,6 +12,7 @@ from hoplite_ucx.dask.decoded_values import values
 from hoplite_ucx.dask.handles import SharedResult
 from hoplite_ucx.dask.leases import Lease, closed
 from hoplite_ucx.dask.terms import Terms
+from hoplite_ucx.dask.threads import in_thread
 from hoplite_ucx.errors import HopliteError
 
 NAME = "hoplite"
@@ -28,17 +28,17 @@ class HopliteWorker(WorkerPlugin):
 
     async def setup(self, worker: Any) -> None:
         terms = Terms(**await getattr(worker.scheduler, scheduler_plugin.TERMS)())
-        self.lease = await asyncio.to_thread(leases.hold, terms, worker)
+        self.lease = await in_thread(leases.hold, terms, worker)
         worker.handlers[scheduler_plugin.FETCH] = self.fetch
         worker.handlers[scheduler_plugin.DELETE] = self.delete
         worker.stream_handlers[scheduler_plugin.FORGET] = self.forget
 
     async def teardown(self, worker: Any) -> None:
-        await asyncio.to_thread(self.lease.release, worker)
+        await in_thread(self.lease.release, worker)
 
     async def fetch(self, ref: bytes) -> str:
         """Into the host's store. Nothing is decoded."""
-        await asyncio.to_thread(_fetch, self.lease, ref)
+        await in_thread(_fetch, self.lease, ref)
         return "OK"
 
     async def delete(self, refs: list[bytes]) -> str:
