@@ -1,6 +1,6 @@
 """A live cluster whose reduce trees all have one degree, to hold the directory's own choice against.
 
-The product has no such setting: here a directory of the same kind as any other lays its reductions with a fixed
+The product has no such setting: here a directory of the same kind as any other builds its reductions with a fixed
 number of terms a slot, 1 for a chain, as many as there are hosts for a star. As a program, it is that directory's
 process; its argument is the degree.
 """

@@ -105,7 +105,7 @@ class Part:
     queries: int = 0
     size: int = 0
     degree: int = 0
-    """What every reduce tree is laid with; 0 leaves it to the directory."""
+    """The degree of every reduce tree; 0 leaves it to the directory."""
 
     @property
     def title(self) -> str:

@@ -100,7 +100,7 @@ SECTIONS = (
         "Extra: the degree of reduce trees",
         "The paper chooses between a chain, a tree of degree 2 and a star by a cost model, and shows in an appendix "
         "what each of them takes.",
-        "Every reduce is laid with a fixed degree by a directory that is made for this measurement, and once by the "
+        "Every reduce is built with a fixed degree by a directory that is made for this measurement, and once by the "
         "directory as it is, which may choose any degree.",
         "The coloured bar should be no higher than the lowest of the others, within the error bars.",
         (Kind.DEGREES,),

@@ -137,7 +137,7 @@ class Copy(Struct, frozen=True, array_like=True):
     sealed: bool = True
     origin: Origin | None = None
     piece: bool = False
-    """It is of a stripe: a new directory lays stripes anew."""
+    """It is of a stripe: a new directory builds stripes again."""
 
 
 class Partial(Struct, frozen=True, array_like=True):
@@ -428,8 +428,8 @@ class Place(_ToNode, frozen=True):
     origin: Origin | None = None
     into: Into = NO_SLOT
     rank: Rank = 0
-    """Of a stripe: RANKS times the reduction's turn, and how many hops its bytes have come. What was laid first is sent
-    first, and of that what has the longest way to go: else later reductions would hold up those before them."""
+    """Of a stripe: RANKS times the reduction's turn, and how many hops its bytes have come. What was built first is
+    sent first, and of that what has the longest way to go: else later reductions would hold up those before them."""
 
 
 BIND_ALIGNMENT = 64

@@ -176,7 +176,7 @@ class Settings(Struct, frozen=True, array_like=True):
         Seconds,
         Duration(
             "What a part of a reduction costs the directory and its host, in time that everybody waits. It decides "
-            "from which size an allreduce is laid in stripes: with more, stripes begin at larger objects. The "
+            "from which size an allreduce uses stripes: with more, stripes begin at larger objects. The "
             "default was measured with 8 hosts of 1 Gbit/s that share two cores, where stripes pay from 8 MiB. Hosts "
             "with cores of their own have less to wait for: at 10 Gbit/s, 8 hosts begin at 64 MiB with 0.7ms, and at "
             "2 MiB with 0.1ms.",

@@ -13,8 +13,8 @@ import msgspec
 from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.directory.records import Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
-from hoplite_ucx.protocol.directory.reduce.laying import Laying
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
+from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
 from hoplite_ucx.protocol.directory.retiring import Retiring
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.events import NodeEffect
@@ -147,7 +147,7 @@ class _DirectoryGoesOnAfterRaising(Directory):
         return self
 
 
-class _TwiceInTheTree(Laying):
+class _TwiceInTheTree(TreeBuilder):
     def add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
         if last:
             refs = [*refs, next(iter(reduction.chosen))]
@@ -157,7 +157,7 @@ class _TwiceInTheTree(Laying):
 class _CountsTwice(Reductions):
     """Takes its first source once more with the last."""
 
-    laying_type = _TwiceInTheTree
+    builder_type = _TwiceInTheTree
 
 
 class _KeepsVersions(Reductions):
@@ -167,7 +167,7 @@ class _KeepsVersions(Reductions):
         self._end_output(reduction, slot)
 
 
-class _OneStripeAlone(Laying):
+class _OneStripeAlone(TreeBuilder):
     def slots_with(self, reduction: Reduction, part: bytes) -> list[Slot]:
         return super().slots_with(reduction, part)[:1]
 
@@ -175,7 +175,7 @@ class _OneStripeAlone(Laying):
 class _ReplacesInOneStripe(Reductions):
     """Takes another source in one stripe, and leaves the lost one in the others."""
 
-    laying_type = _OneStripeAlone
+    builder_type = _OneStripeAlone
 
 
 class _BeyondTheLowest(Hosts):

@@ -17,8 +17,8 @@ from typing import Any
 
 from hoplite_ucx.protocol import Directory
 from hoplite_ucx.protocol.directory.records import Reduction
-from hoplite_ucx.protocol.directory.reduce.laying import Laying
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
+from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.placement import Plan
@@ -74,7 +74,7 @@ def _broadcast(tree: StaticTree, *, at_once: bool) -> type[Broadcast]:
 
 
 def static_cluster(tree: StaticTree, *, at_once: bool) -> type[VirtualCluster]:
-    """A virtual cluster whose directory lays this tree; `at_once`: a node serves all its children together."""
+    """A virtual cluster whose directory builds this tree; `at_once`: a node serves all its children together."""
 
     class StaticDirectory(Directory):
         broadcast_type = _broadcast(tree, at_once=at_once)
@@ -90,7 +90,7 @@ STATIC_REDUCTIONS = {"chain": 1, "2-ary": 2, "3-ary": 3, "4-ary": 4, "8-ary": 8,
 
 
 def reducing_directory(degree: int) -> type[Directory]:
-    """A directory whose reductions are all laid with this degree."""
+    """A directory that builds all reductions with this degree."""
 
     class StaticDirectory(Directory):
         reductions_type = _reductions(degree)
@@ -107,19 +107,19 @@ def reducing_cluster(degree: int) -> type[VirtualCluster]:
     return StaticCluster
 
 
-class _WithoutStripes(Laying):
+class _WithoutStripes(TreeBuilder):
     def choose_stripes(self, _: Reduction) -> int:
         return 1
 
 
-class _StripePerSource(Laying):
+class _StripePerSource(TreeBuilder):
     def choose_stripes(self, reduction: Reduction) -> int:
         return reduction.spec.count
 
 
 def _reductions(degree: int) -> type[Reductions]:
     class StaticReductions(Reductions):
-        laying_type = _WithoutStripes
+        builder_type = _WithoutStripes
 
         def _fits(self, reduction: Reduction, ref: bytes) -> bool:
             fits = super()._fits(reduction, ref)
@@ -149,7 +149,7 @@ STATIC_ALLREDUCES = (
 
 
 def allreducing_cluster(scheme: StaticAllreduce, *, at_once: bool) -> type[VirtualCluster]:
-    """A virtual cluster whose allreduces are all laid in this way."""
+    """A virtual cluster whose allreduces are all built in this way."""
     if scheme.tree is None:
         return _striping_cluster()
     spreading = _broadcast(scheme.tree, at_once=at_once)
@@ -166,7 +166,7 @@ def allreducing_cluster(scheme: StaticAllreduce, *, at_once: bool) -> type[Virtu
 
 def _striping_cluster() -> type[VirtualCluster]:
     class StripingReductions(Reductions):
-        laying_type = _StripePerSource
+        builder_type = _StripePerSource
 
     class StripingDirectory(Directory):
         reductions_type = StripingReductions

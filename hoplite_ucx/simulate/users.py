@@ -52,7 +52,7 @@ class Users:
             self._stage.do(Reduce(index, target))
 
     def reduce_when_put(self, target: int) -> None:
-        """Stripes are laid for sources that are there together: wait a while for all of them."""
+        """Stripes are used only if all sources are ready together: wait a while for all of them."""
         sources = {self._stage.refs[source] for source in self._draw.targets[target].sources}
         pending = any(isinstance(c.event, PutCall) and c.event.ref in sources and c.open for c in self._stage.calls())
         if pending and self._cluster.clock.now < STORM / 2:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
-from hoplite_ucx.protocol.directory.reduce.laying import Laying
+from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -34,7 +34,7 @@ _SLOTS_THAT_KNOW = 8
 class Binding(ABC):
     """The slots of a reduction and the nodes that run them."""
 
-    laying_type: type[Laying] = Laying
+    builder_type: type[TreeBuilder] = TreeBuilder
     hosts_type: type[Hosts] = Hosts
 
     def __init__(self, table: Table, versions: Versions, settle: Callable[[Record], None]) -> None:
@@ -43,7 +43,7 @@ class Binding(ABC):
         self._versions = versions
         self._world = table.world
         self._settle = settle
-        self.laying = self.laying_type(table, versions)
+        self.builder = self.builder_type(table, versions)
         self.hosts = self.hosts_type(table)
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Binding(ABC):
 
     def _bind(self, reduction: Reduction, slot: Slot) -> None:
         if slot is reduction.root and self.hosts.splits_root(reduction, slot):
-            self.laying.split(reduction, slot)
+            self.builder.split(reduction, slot)
             self._ensure(reduction, slot)
             return
         host = self.hosts.choose_host(reduction, slot)
@@ -173,7 +173,7 @@ class Binding(ABC):
         if slot.homeless_since is None or now - slot.homeless_since < self._world.settings.lease:
             self._world.timers.set(("reduce", reduction.target), now + self._world.settings.declined)
         elif slot.cut is not None:
-            self._lay_without_stripes(reduction)
+            self._start_over_without_stripes(reduction)
             self._world.timers.set(("reduce", reduction.target), now)
         else:
             detail = f"no node has room for a part of it ({reduction.size} bytes)"
@@ -235,7 +235,7 @@ class Binding(ABC):
         slot.refused[slot.host.node] = self._world.now + self._world.settings.declined
         self._unbind(slot)
         if slot.cut is not None:
-            self._lay_without_stripes(reduction)
+            self._start_over_without_stripes(reduction)
         self._advance(reduction)
 
     def host_lost(self, slot: Slot) -> None:
@@ -249,7 +249,7 @@ class Binding(ABC):
 
     # --- stripes -------------------------------------------------------------------------------------------------
 
-    def _lay_without_stripes(self, reduction: Reduction) -> None:
+    def _start_over_without_stripes(self, reduction: Reduction) -> None:
         """A source's host has no room for its stripes, or no node has the source: any node can take a whole one."""
         reduction.no_stripes = True
         self._drop_slots(reduction)
@@ -258,7 +258,7 @@ class Binding(ABC):
         for ref in reduction.chosen:
             home = self._table.home_of(ref) if ref in reduction.ready else reduction.requester
             batch.setdefault(home, []).append(ref)
-        self.laying.add_groups(reduction, batch)
+        self.builder.add_groups(reduction, batch)
 
     def _gather(self, reduction: Reduction, root: Slot) -> None:
         """All stripes are in progress: the target has a version, and a node assembles it."""

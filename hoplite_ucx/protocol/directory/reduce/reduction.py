@@ -1,7 +1,7 @@
 """A reduction from its request to its seal: which sources go into it, how lost ones are replaced, and how it ends.
 
 The sources that become ready are chosen in that order, each once, until there are `count`, and built into slots
-(see `laying`) that nodes are asked to run (see `binding`).
+(see `tree_builder`) that nodes are asked to run (see `binding`).
 
 A slot is an ordered list of parts. Its output is an object of its own, with a ref, a version and a tree of receivers
 like any other; the root's output is the target. The version stands for the parts' versions and their order, nothing
@@ -39,7 +39,7 @@ from hoplite_ucx.protocol.messages import (
 
 
 class Reductions(Binding):
-    """Handles all reductions. `laying` builds their trees, `hosts` knows the possible hosts, `Binding` the actual
+    """Handles all reductions. `tree_builder` builds their trees, `hosts` knows the possible hosts, `Binding` the actual
     ones."""
 
     def begin(self, record: Record, spec: Reduce, requester: NodeId) -> Reduction:
@@ -113,7 +113,7 @@ class Reductions(Binding):
             return False
         reduction.chosen, reduction.slots = whole.chosen, whole.slots
         reduction.root = whole.slots.get(reduction.target)
-        self.laying.take_form(reduction, whole.size, whole.layout)
+        self.builder.take_form(reduction, whole.size, whole.layout)
         for ref, slot in reduction.slots.items():
             slot.height = 1 + max((below.height for below in reduction.below(slot)), default=0)
             record = self._table.record(ref)
@@ -193,7 +193,7 @@ class Reductions(Binding):
         """Chosen, and not needed any more: its bytes are in a slot that has them."""
         if ref not in reduction.chosen or not self._table.is_decided_as(ref, reduction.chosen[ref]):
             return False
-        slots = self.laying.slots_with(reduction, ref)
+        slots = self.builder.slots_with(reduction, ref)
         return bool(slots) and all(self._is_in_above(reduction, ref, slot) for slot in slots)
 
     def _is_in_above(self, reduction: Reduction, part: bytes, slot: Slot) -> bool:
@@ -225,16 +225,16 @@ class Reductions(Binding):
                 reduction.target, "chose {} as {} of {}", short(ref), len(reduction.chosen), reduction.spec.count
             )
         each_alone = not chosen_before and len(batch) == reduction.spec.count
-        if each_alone and (count := self.laying.choose_stripes(reduction)) > 1:
-            self.laying.lay_stripes(reduction, [(refs[0], node) for node, refs in batch.items()], count)
+        if each_alone and (count := self.builder.choose_stripes(reduction)) > 1:
+            self.builder.build_stripes(reduction, [(refs[0], node) for node, refs in batch.items()], count)
         else:
-            self.laying.add_groups(reduction, batch)
+            self.builder.add_groups(reduction, batch)
 
     def _fits(self, reduction: Reduction, ref: bytes) -> bool:
         """The first ready source fixes the size and layout of all."""
         size, layout = self._table.form_of(ref)
         if not reduction.chosen:
-            self.laying.take_form(reduction, size, layout)
+            self.builder.take_form(reduction, size, layout)
             return True
         if (size, layout) == (reduction.size, reduction.layout):
             return True
@@ -259,7 +259,7 @@ class Reductions(Binding):
                 continue
             if ref not in reduction.ready and self.may_come(reduction, ref):
                 continue  # it is not known to be lost
-            slots = self.laying.slots_with(reduction, ref)
+            slots = self.builder.slots_with(reduction, ref)
             others = (source for source in reduction.ready if source not in reduction.chosen)
             spare = ref if ref in reduction.ready else next(others, None)
             if spare is None:

@@ -79,7 +79,7 @@ def test_stripes_must_spare_more_than_their_slots_cost() -> None:
     assert choose_stripes(64 << 20, 64, 125e6, costly) == 1
 
 
-# --- laying -----------------------------------------------------------------------------------------------------
+# --- building ----------------------------------------------------------------------------------------------------
 
 
 def test_every_source_ends_one_chain() -> None:

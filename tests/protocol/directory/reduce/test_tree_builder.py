@@ -1,4 +1,4 @@
-"""How the sources of a reduction are laid into slots, in the order in which they come."""
+"""How the sources of a reduction are built into slots, in the order in which they come."""
 
 from hoplite_ucx.protocol.ids import short
 from hoplite_ucx.protocol.messages import (

@@ -22,7 +22,7 @@ from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId
 
 
-class Laying:
+class TreeBuilder:
     def __init__(self, table: Table, versions: Versions) -> None:
         self._table = table
         self._versions = versions
@@ -112,7 +112,7 @@ class Laying:
         bandwidth = self._table.members.bandwidth()
         return choose_stripes(reduction.size, reduction.spec.count, bandwidth, self._world.settings)
 
-    def lay_stripes(self, reduction: Reduction, ring: list[tuple[bytes, NodeId]], count: int) -> None:
+    def build_stripes(self, reduction: Reduction, ring: list[tuple[bytes, NodeId]], count: int) -> None:
         """A chain for every stripe, each along the same ring; their ends are spread over it."""
         reduction.turn = self._versions.next_turn()
         root = self._add_slot(reduction, Slot(reduction.target, [], 0, ring[0][1], gathers=True))
