@@ -19,9 +19,9 @@ from hoplite_ucx.protocol import Directory
 from hoplite_ucx.protocol.directory.records import Reduction
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
+from hoplite_ucx.protocol.directory.sender_choice import Plan
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
 from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.placement import Plan
 from hoplite_ucx.simulate.cluster import VirtualCluster
 
 # A stream planned with next to nothing always finds room beside the others, so a sender starts them all at once.

@@ -8,6 +8,7 @@ from msgspec import msgpack
 
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import Costs
+from hoplite_ucx.protocol.directory.sender_choice import Nic, SenderPool
 from hoplite_ucx.protocol.errors import Failure, FailureKind, InvalidRequestError
 from hoplite_ucx.protocol.events import (
     CallFailed,
@@ -57,7 +58,6 @@ from hoplite_ucx.protocol.messages import (
     Welcome,
     decode_to_node,
 )
-from hoplite_ucx.protocol.placement import Nic, SenderPool
 from hoplite_ucx.protocol.settings import MIB
 from hoplite_ucx.protocol.timers import Timers
 from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, chain_of_three, ref, sealed_in, version

@@ -17,7 +17,7 @@ from hoplite_ucx.bench.harness.timing import progress_bar
 from hoplite_ucx.bench.hosts import namespaces as clusters
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterError
 from hoplite_ucx.cli.bench import breaks, dask, faults, fuzz, links, live, paper, peers, results, scale
-from hoplite_ucx.cli.bench_shared import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
+from hoplite_ucx.cli.bench.shared import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
 from hoplite_ucx.cli.quantities import format_bandwidth, format_size
 
 app = typer.Typer(name="bench", help="Measure on emulated hosts.", no_args_is_help=True, add_completion=False)

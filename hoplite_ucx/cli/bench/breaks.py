@@ -12,7 +12,7 @@ from rich.table import Table
 
 from hoplite_ucx.bench.harness.timing import progress_bar
 from hoplite_ucx.bench.measures.breaks import WAYS, Break, Outcome, measure_breaks, measure_mixed_reduce
-from hoplite_ucx.cli.bench_shared import RATE, Json, Rate, Size, refusals
+from hoplite_ucx.cli.bench.shared import RATE, Json, Rate, Size, refusals
 from hoplite_ucx.cli.quantities import format_duration
 
 

@@ -15,7 +15,7 @@ from hoplite_ucx.bench.dask.cases import Case
 from hoplite_ucx.bench.dask.hosts import reports
 from hoplite_ucx.bench.harness.timing import Measurement, limit_seconds, progress_bar
 from hoplite_ucx.bench.hosts.line_process import PeerError
-from hoplite_ucx.cli.bench_shared import RATE, Json, Rate, Repeat, Size, refusals, show
+from hoplite_ucx.cli.bench.shared import RATE, Json, Rate, Repeat, Size, refusals, show
 from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
 
 app = typer.Typer(name="dask", help="Dask programs, plain and with hoplite_ucx.dask.", no_args_is_help=True)

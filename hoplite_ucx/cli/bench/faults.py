@@ -18,7 +18,7 @@ from hoplite_ucx.bench.faults.recovery import SUBJECTS, Found, measure_recovery
 from hoplite_ucx.bench.harness.timing import progress_bar
 from hoplite_ucx.bench.soak import driver
 from hoplite_ucx.bench.soak.driver import Verdict
-from hoplite_ucx.cli.bench_shared import RATE, Json, Rate, Repeat, Size, refusals
+from hoplite_ucx.cli.bench.shared import RATE, Json, Rate, Repeat, Size, refusals
 from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
 
 _SIZE: int = "16MiB"  # type: ignore[assignment]

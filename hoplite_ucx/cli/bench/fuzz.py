@@ -9,7 +9,7 @@ import typer
 
 from hoplite_ucx.bench.harness.timing import progress_bar
 from hoplite_ucx.bench.measures.fuzz import Report, fuzz_parsers, fuzz_ports
-from hoplite_ucx.cli.bench_shared import Json
+from hoplite_ucx.cli.bench.shared import Json
 from hoplite_ucx.cli.quantities import format_duration
 
 _ALLOWED_GROWTH = 32 << 20

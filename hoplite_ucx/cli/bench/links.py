@@ -11,7 +11,7 @@ from rich.table import Table
 from hoplite_ucx.bench.harness.timing import progress_bar
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterUnavailableError
 from hoplite_ucx.bench.measures.links import CONTESTS, Contest, Result, contests_here, measure_links, rounds_of
-from hoplite_ucx.cli.bench_shared import WIDTH, Json, Repeat, refusals
+from hoplite_ucx.cli.bench.shared import WIDTH, Json, Repeat, refusals
 from hoplite_ucx.cli.quantities import format_duration, format_size, size_option
 from hoplite_ucx.transports.detection import detect
 

@@ -21,7 +21,7 @@ from hoplite_ucx.bench.measures.latency import measure_latencies
 from hoplite_ucx.bench.measures.over_ssh import measure_on_machines
 from hoplite_ucx.bench.measures.relay import measure_relay
 from hoplite_ucx.bench.peers.launching import PEERS
-from hoplite_ucx.cli.bench_shared import (
+from hoplite_ucx.cli.bench.shared import (
     RATE,
     SIZE,
     SMALL_SIZE,

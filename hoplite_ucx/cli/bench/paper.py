@@ -22,7 +22,7 @@ from hoplite_ucx.bench.paper.plan import DEFAULT, QUICK, Part, parts
 from hoplite_ucx.bench.paper.report import write_report
 from hoplite_ucx.bench.paper.running import run_parts
 from hoplite_ucx.bench.peers.launching import PEERS, why_missing
-from hoplite_ucx.cli.bench_shared import refusals
+from hoplite_ucx.cli.bench.shared import refusals
 from hoplite_ucx.cli.signals import INTERRUPTED
 
 RECORDS, REPORT = "records.jsonl", "report.html"

@@ -26,7 +26,7 @@ from hoplite_ucx.bench.measures.operations import ROUNDS
 from hoplite_ucx.bench.peers.launching import PEERS
 from hoplite_ucx.bench.peers.measuring import NotRun
 from hoplite_ucx.cli.bench.results import cell_text, print_table, refuse_unknown
-from hoplite_ucx.cli.bench_shared import RATE, Json, Rate, Repeat, refusals, tell_not_run
+from hoplite_ucx.cli.bench.shared import RATE, Json, Rate, Repeat, refusals, tell_not_run
 from hoplite_ucx.cli.quantities import duration_option, format_bandwidth, format_size, size_option
 
 _SIZES: list[int] = ["1KiB", "1MiB", "32MiB"]  # type: ignore[list-item]

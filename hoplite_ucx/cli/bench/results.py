@@ -12,7 +12,7 @@ from rich.table import Table
 
 from hoplite_ucx.bench.harness.plots import draw, save
 from hoplite_ucx.bench.harness.records import Figure, changes, read_figures
-from hoplite_ucx.cli.bench_shared import WIDTH, refusals
+from hoplite_ucx.cli.bench.shared import WIDTH, refusals
 from hoplite_ucx.cli.quantities import format_duration, format_size
 
 Results = Annotated[Path, typer.Argument(help="JSON lines, as the commands print them with --json.")]

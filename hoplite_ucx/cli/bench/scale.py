@@ -17,7 +17,7 @@ from hoplite_ucx.bench.harness.timing import Measurement, progress_bar
 from hoplite_ucx.bench.measures.operations import ROUNDS
 from hoplite_ucx.bench.measures.scale import MOST_HOSTS, OPERATIONS, Cell, NotRun, grid, measure_scale, rounds_of
 from hoplite_ucx.cli.bench.results import cell_text, print_table, refuse_unknown
-from hoplite_ucx.cli.bench_shared import RATE, Json, Rate, Repeat, refusals
+from hoplite_ucx.cli.bench.shared import RATE, Json, Rate, Repeat, refusals
 from hoplite_ucx.cli.quantities import format_bandwidth, format_size, size_option
 
 _SIZES: list[int] = ["1KiB", "32KiB", "1MiB", "32MiB", "256MiB", "1GiB"]  # type: ignore[list-item]

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 from hoplite_ucx.protocol.directory.machine import Directory
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
+from hoplite_ucx.protocol.directory.sender_choice import SenderPool
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver, State
 from hoplite_ucx.protocol.directory.tombstones import TIMER
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
-from hoplite_ucx.protocol.placement import SenderPool
 
 
 def check_directory(directory: Directory) -> None:

@@ -13,8 +13,8 @@ from collections import deque
 from statistics import median
 
 from hoplite_ucx.protocol.cost import Costs
+from hoplite_ucx.protocol.directory.sender_choice import Nic
 from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.placement import Nic
 
 _HOPS_KEPT = 32
 _HOPS_NEEDED = 4

@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hoplite_ucx.protocol.directory.sender_choice import Nic
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.events import Disconnect, Probe
 from hoplite_ucx.protocol.ids import NodeId, generation_of, identity_of
 from hoplite_ucx.protocol.messages import Join
-from hoplite_ucx.protocol.placement import Nic
 
 _FENCES_KEPT = 100_000
 _ASSUMED_BANDWIDTH = 125e6  # bytes a second, 1 Gbit/s

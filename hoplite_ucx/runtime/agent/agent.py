@@ -63,7 +63,7 @@ from hoplite_ucx.runtime.agent.peer_sessions import PeerSessions
 from hoplite_ucx.runtime.agent.slots import Combiner, Slot
 from hoplite_ucx.runtime.agent.store import Piece, Segment, SegmentSink, Store
 from hoplite_ucx.runtime.agent.stream_history import ReceivedStream, StreamHistory
-from hoplite_ucx.runtime.agent.workers import Workers
+from hoplite_ucx.runtime.agent.worker_sessions import Workers
 from hoplite_ucx.runtime.host.addresses import host_towards
 from hoplite_ucx.runtime.local.socket_names import socket_name
 from hoplite_ucx.runtime.local.wire import DirectoryAt, Greeting, token_mark

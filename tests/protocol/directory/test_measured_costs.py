@@ -3,10 +3,10 @@
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import Costs
 from hoplite_ucx.protocol.directory.measured_costs import Measuring
+from hoplite_ucx.protocol.directory.sender_choice import Nic
 from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.events import Tick
 from hoplite_ucx.protocol.messages import Alive, Completed, Heartbeat, StreamFailed, StreamFault, Want
-from hoplite_ucx.protocol.placement import Nic
 from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, ref
 
 GRANULE = 1 << 20

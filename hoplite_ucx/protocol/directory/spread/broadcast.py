@@ -20,6 +20,7 @@ from functools import cached_property
 
 from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
+from hoplite_ucx.protocol.directory.sender_choice import Nic, Plan, SenderPool
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.ids import NO_SLOT, NodeId, ReceiverKey, Version, label, receiver_key
 from hoplite_ucx.protocol.messages import (
@@ -34,7 +35,6 @@ from hoplite_ucx.protocol.messages import (
     StreamFault,
     Stripe,
 )
-from hoplite_ucx.protocol.placement import Nic, Plan, SenderPool
 
 # After this many failures in a row, a relay does not keep streams that others could use while it waits for the sender.
 _HOPELESS = 3

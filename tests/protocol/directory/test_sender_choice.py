@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from hoplite_ucx.protocol.cost import Costs, choose_granule
+from hoplite_ucx.protocol.directory.sender_choice import Nic, Plan, SenderPool
 from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.placement import Nic, Plan, SenderPool
 from hoplite_ucx.protocol.settings import KIB, MIB, Settings
 from tests.tools.machines import RATE, ref
 
