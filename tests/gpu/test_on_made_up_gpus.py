@@ -14,6 +14,7 @@ _SECONDS = 600
 _SLOW = {"GPU_DELAY_US": "5000"}
 _LAZY = {"GPU_DELAY_US": "lazy"}
 _SETTINGS = {
+    "test_api.py": ({}, _SLOW),
     "test_driver.py": ({}, _LAZY),
     "test_reductions.py": ({}, _SLOW),
     "test_segments.py": ({}, _LAZY),

@@ -40,6 +40,38 @@ def device_of(array: Any) -> int | None:
     return int(number) if number is not None else _device_at(interface["data"][0])
 
 
+def is_array(value: object) -> bool:
+    """Whether it is an array of CuPy, and nothing more. CuPy is not imported."""
+    return type(value) is getattr(sys.modules.get("cupy"), "ndarray", None)
+
+
+def on_host(array: Any, stream: int | None) -> Any:
+    """The array as one of NumPy: itself, or a copy of what is on a device, made when its stream has come so far."""
+    if isinstance(array, np.ndarray):
+        return array
+    driver = cuda.load()
+    with driver.current(array.device.id):
+        driver.call("cuStreamSynchronize", _stream(array, stream))
+    return array.get()
+
+
+def placement_uuid(arrays: Iterable[Any]) -> bytes:
+    device = placement(arrays)
+    return b"" if device is None else cuda.load().uuid(device)
+
+
+def fill(leaf: Leaf, memory: memoryview | Window, out: Any) -> None:
+    """Fill an array of a device; its dtype and shape must be the leaf's."""
+    cupy = importlib.import_module("cupy")
+    array = cupy.asarray(out)
+    if array.dtype != leaf.numpy_dtype() or array.shape != leaf.shape:
+        detail = f"out is {array.dtype.name}{list(array.shape)}, the object is {leaf}"
+        raise _invalid(detail, "give an array of the object's dtype and shape")
+    with array.device:
+        array[...] = array_from(leaf, memory, array.device.id)
+        cupy.cuda.get_current_stream().synchronize()
+
+
 def placement(arrays: Iterable[Any]) -> int | None:
     """The device on which a value is stored best: the one that has most of it, if that is half of its bytes or more."""
     sizes: Counter[int | None] = Counter()
@@ -85,21 +117,21 @@ def _copy_on_stream(driver: cuda.Driver, place: Window, pointer: int, offset: in
             driver.call("cuEventDestroy_v2", event)
 
 
-def array_from(leaf: Leaf, memory: memoryview | Window, device: int) -> Any:
+def array_from(leaf: Leaf, memory: memoryview | Window, device: int, *, own: bool = False) -> Any:
     """An array of CuPy on a device: on the memory itself if that is there, else on its own, which is filled."""
     cupy = importlib.import_module("cupy")
     dtype, order = leaf.numpy_dtype(), "F" if leaf.fortran else "C"
     with cupy.cuda.Device(device):
-        if isinstance(memory, Window) and memory.device == device and 0 not in leaf.shape:
+        if isinstance(memory, Window) and memory.device == device and not own and 0 not in leaf.shape:
             return array_on(memory, leaf.shape, dtype, leaf.offset, order)
-        own = cupy.empty(leaf.shape, dtype, order)
-        if own.nbytes:
-            source = memory[leaf.offset : leaf.offset + own.nbytes]
+        array = cupy.empty(leaf.shape, dtype, order)
+        if array.nbytes:
+            source = memory[leaf.offset : leaf.offset + array.nbytes]
             driver = cuda.load()
             stream = cupy.cuda.get_current_stream().ptr
-            driver.call("cuMemcpyAsync", own.data.ptr, address(source), own.nbytes, stream)
+            driver.call("cuMemcpyAsync", array.data.ptr, address(source), array.nbytes, stream)
             driver.call("cuStreamSynchronize", stream)
-        return own
+        return array
 
 
 def visible_devices() -> dict[bytes, int]:
@@ -120,6 +152,12 @@ def check_device(device: object) -> bytes:
         if number == device:
             return uuid
     raise _invalid(f"there is no device {device} here", f"this process sees the devices 0 to {len(uuids) - 1}")
+
+
+def devices_for(device: int) -> tuple[bytes, ...]:
+    """All devices of this process, the wanted one first."""
+    wanted = check_device(device)
+    return wanted, *(uuid for uuid in visible_devices() if uuid != wanted)
 
 
 def _in_order(leaf: Leaf, array: Any) -> Any:

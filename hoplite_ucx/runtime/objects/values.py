@@ -75,11 +75,17 @@ class Encoded:
     layout: bytes
     arrays: list[tuple[Leaf, Array]] = field(default_factory=list)
     buffers: list[tuple[int, memoryview]] = field(default_factory=list)
+    stream: int | None = None
+    """The CUDA stream on which arrays of devices are computed, if their library does not tell."""
+
+    def placement(self) -> bytes:
+        """The UUID of the device on which it is stored best; empty for the host."""
+        return device_values.placement_uuid(array for _, array in self.arrays)
 
     def copy_into(self, memory: memoryview | Window) -> Iterator[int]:
         """Copy piece by piece; yields how many leading bytes are final, now and then and at the end."""
         if isinstance(memory, Window):
-            yield from device_values.copy_into(self.arrays, memory)
+            yield from device_values.copy_into(self.arrays, memory, self.stream)
             return
         told = 0
         for done in self._copy(memory):
@@ -90,7 +96,8 @@ class Encoded:
             yield self.size
 
     def _copy(self, memory: memoryview) -> Iterator[int]:
-        for leaf, array in self.arrays:
+        for leaf, found in self.arrays:
+            array = device_values.on_host(found, self.stream)
             if array.nbytes <= _SMALL:
                 memory[leaf.offset : leaf.offset + array.nbytes] = array.tobytes("F" if leaf.fortran else "C")
                 yield leaf.offset + array.nbytes
@@ -106,7 +113,8 @@ class Encoded:
         if len(self.buffers) == 1 and self.buffers[0][0] == 0 and len(self.buffers[0][1]) == self.size:
             return bytes(self.buffers[0][1])
         if len(self.arrays) == 1:
-            leaf, array = self.arrays[0]
+            leaf, found = self.arrays[0]
+            array: Array = device_values.on_host(found, self.stream)
             return array.tobytes("F" if leaf.fortran else "C")
         memory = bytearray(self.size)
         for _ in self.copy_into(memoryview(memory)):
@@ -158,7 +166,7 @@ def _on_memory(layout: ArrayLayout | TreeLayout, memory: memoryview, copy: bool)
     try:
         if isinstance(layout, ArrayLayout):
             return _restored(layout.leaf, memory, copy)
-        return _build(layout.structure, [_restored(leaf, memory, copy) for leaf in layout.leaves])
+        return build(layout.structure, [_restored(leaf, memory, copy) for leaf in layout.leaves])
     except (ValueError, TypeError) as error:  # more dimensions than numpy has, a number that is not one
         detail = f"the layout does not describe a valid array: {error}"
         raise _invalid(detail, "run the same release of hoplite-ucx everywhere") from error
@@ -204,7 +212,18 @@ def _as_leaf(value: object) -> _Found | None:
         return np.frombuffer(value, np.uint8), Kind.BYTES
     if type(value) is bytearray:
         return np.frombuffer(value, np.uint8), Kind.BYTEARRAY
+    if device_values.is_array(value):
+        return _on_device(value)
     return _as_view(value) if isinstance(value, memoryview) else None
+
+
+def _on_device(value: Any) -> _Found | None:
+    """An array of CuPy: it stays where it is until it is copied into the store."""
+    try:
+        describe_dtype(value.dtype)
+    except ValueError:
+        return None
+    return value, Kind.ARRAY
 
 
 def _fits(number: object) -> bool:
@@ -263,6 +282,11 @@ _PACKINGS: dict[tuple[Kind, object, tuple[int, ...]], struct.Struct] = {
     for kind, form in ((Kind.BOOL, "?"), (Kind.INT, "q"), (Kind.FLOAT, "d"))
 }
 """Of numbers as they are nearly always: without an array in between."""
+
+
+def restored(leaf: Leaf, memory: memoryview) -> Any:
+    """A leaf as it was put, on its own memory."""
+    return _restored(leaf, memory, copy=True)
 
 
 def _number(array: Array, kind: type) -> Any:
@@ -514,18 +538,18 @@ def _encode_tree(value: Collection[object]) -> Encoded:
     return Encoded(end, layout, arrays=arrays)
 
 
-def _build(node: Node, leaves: list[Any]) -> Any:
+def build(node: Node, leaves: list[Any]) -> Any:
     match node:
         case DictNode(keys, children, order, ordered):
-            built = [_build(child, leaves) for child in children]
+            built = [build(child, leaves) for child in children]
             kind = OrderedDict if ordered else dict
             return kind((keys[place], built[place]) for place in (range(len(keys)) if order is None else order))
         case ListNode(children):
-            return [_build(child, leaves) for child in children]
+            return [build(child, leaves) for child in children]
         case TupleNode(children):
-            return tuple([_build(child, leaves) for child in children])
+            return tuple([build(child, leaves) for child in children])
         case NamedTupleNode(fields, children, module, name):
-            return tuple.__new__(_find_class(module, name, fields), [_build(child, leaves) for child in children])
+            return tuple.__new__(_find_class(module, name, fields), [build(child, leaves) for child in children])
         case _:
             return leaves[node]
 

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime.objects.device_values import devices_for
 from hoplite_ucx.runtime.objects.layouts import Array
 from hoplite_ucx.runtime.objects.values import encode
 from hoplite_ucx.runtime.worker import calls, scopes
 from hoplite_ucx.runtime.worker.async_api import AsyncCluster
-from hoplite_ucx.runtime.worker.calls import value_of
+from hoplite_ucx.runtime.worker.calls import value_of, value_on
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
     REJOIN_SECONDS,
@@ -26,7 +27,9 @@ from hoplite_ucx.runtime.worker.checks import (
     check_out,
     check_outs,
     check_seconds,
+    check_stream,
     check_timeout,
+    invalid,
     list_of_refs,
     list_of_values,
     optional_ref,
@@ -114,13 +117,23 @@ class Cluster:
 
     # --- put and get -------------------------------------------------------------------------------------------
 
-    def put(self, value: object, *, ref: ObjectRef | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> ObjectRef:
+    def put(
+        self,
+        value: object,
+        *,
+        ref: ObjectRef | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        stream: object = None,
+    ) -> ObjectRef:
         """Store a value, and return its ref.
 
         A numpy array or number, a Python number, or a dict, list, tuple or named tuple of them (also nested) is stored
         as it is and can be reduced. Bytes, bytearrays and memoryviews are stored as they are; any other value is
         pickled. `get` returns what was put, with the keys of dicts in their order. The value may be changed after `put`
         returns. A second put of a ref is ignored: the first object stays, and no error is raised.
+
+        Arrays of CuPy are stored on their device if this host's agent can do that, and else on the host. They are
+        copied behind what computes them on the current stream, or on `stream`: one of CuPy or torch, or its pointer.
 
         Raises `StoreFullError` if there is no room for it in time, and `ObjectDeletedError` if the ref was deleted a
         short while ago.
@@ -132,7 +145,10 @@ class Cluster:
         ours = self._of.client
         seconds = check_timeout(timeout)
         name = optional_ref(ref)
-        ours.put(name.binary, encode(value), seconds, fresh=ref is None)
+        encoded = encode(value)
+        if stream is not None:
+            encoded.stream = check_stream(stream)
+        ours.put(name.binary, encoded, seconds, fresh=ref is None)
         return note_made(self._of, name)
 
     def put_many(
@@ -169,23 +185,33 @@ class Cluster:
         return [note_made(self._of, name) for name in names]
 
     @overload
-    def get(self, ref: ObjectRef, *, timeout: float | None = ..., out: Array | None = ..., copy: bool = ...) -> Any: ...
+    def get(
+        self,
+        ref: ObjectRef,
+        *,
+        timeout: float | None = ...,
+        out: Any = ...,
+        copy: bool = ...,
+        device: int | None = ...,
+    ) -> Any: ...
     @overload
     def get(
         self,
         ref: Sequence[ObjectRef],
         *,
         timeout: float | None = ...,
-        out: Sequence[Array] | None = ...,
+        out: Sequence[Any] | None = ...,
         copy: bool = ...,
+        device: int | None = ...,
     ) -> list[Any]: ...
     def get(
         self,
         ref: ObjectRef | Sequence[ObjectRef],
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
-        out: Array | Sequence[Array] | None = None,
+        out: Any = None,
         copy: bool = False,
+        device: int | None = None,
     ) -> Any:
         """The value of a ref, or the values of several, which are fetched at the same time.
 
@@ -193,6 +219,10 @@ class Cluster:
         used. With `copy=True` they have their own memory, and are writable. With `out`, the value is copied into an
         array of the same dtype and shape, which is returned. A get waits for an object that does not exist yet;
         `timeout=None` waits as long as the object can still come.
+
+        With `device`, the number of a CUDA device, arrays are those of CuPy on it, on memory that is shared too: a
+        kernel that writes to one loses the CUDA context of this process. With `copy=True` or `out` they are the
+        program's own.
 
         Raises `GetTimeoutError` if the object has not arrived in time, `ObjectDeletedError` if it was deleted,
         `ObjectLostError` if every copy was lost (`PutAbortedError`, if the process that put it ended early),
@@ -206,6 +236,8 @@ class Cluster:
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
+        if device is not None:
+            return _get_on(ours, ref, seconds, device, copy, out)
         own = check_copy(copy, out)
         if isinstance(ref, ObjectRef):
             into = None if out is None else check_out(out)
@@ -376,6 +408,23 @@ class Cluster:
     def _delete_all(self, made: list[ObjectRef], timeout: float = scopes.DELETE_SECONDS) -> None:
         if made and self.is_open:
             self._of.client.carry_out(calls.delete(made, timeout))
+
+
+def _get_on(ours: Client, ref: Any, timeout: float | None, device: int, copy: bool, out: Any) -> Any:
+    """One after the other: each is moved by the device's own engines."""
+    devices = devices_for(device)
+    if isinstance(ref, ObjectRef):
+        return value_on(ref, *ours.get_on_device(ref.binary, timeout, devices), device, copy, out)
+    refs = list_of_refs(ref)
+    outs = [None] * len(refs) if out is None else list(out)
+    if len(outs) != len(refs):
+        raise invalid(f"out must be a list of {len(refs)} arrays", "give one array for each ref")
+    ends = None if timeout is None else time.monotonic() + timeout
+    found = []
+    for name, into in zip(refs, outs, strict=True):
+        left = None if ends is None else max(0.0, ends - time.monotonic())
+        found.append(value_on(name, *ours.get_on_device(name.binary, left, devices), device, copy, into))
+    return found
 
 
 def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[Array] | None, copy: bool) -> list[Any]:

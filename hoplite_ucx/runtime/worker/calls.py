@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import MAX_DESCRIBED
 from hoplite_ucx.runtime.local import wire
-from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.objects import on_device, values
 from hoplite_ucx.runtime.objects.layouts import Array
 from hoplite_ucx.runtime.objects.values import Encoded
 from hoplite_ucx.runtime.worker.checks import (
@@ -173,6 +174,17 @@ def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | Non
     except HopliteError as error:
         raise about(error, ref) from error
     return out
+
+
+def value_on(ref: ObjectRef, memory: memoryview | Window, layout: bytes, device: int, copy: bool, out: Any) -> Any:
+    """The value that was got, on a device."""
+    try:
+        if out is not None:
+            on_device.fill_on(memory, layout, device, out)
+            return out
+        return on_device.decode_on(memory, layout, device, copy=copy)
+    except HopliteError as error:
+        raise about(error, ref) from error
 
 
 def of_many(error: HopliteError, refs: Sequence[ObjectRef]) -> HopliteError:

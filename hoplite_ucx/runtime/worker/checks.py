@@ -180,6 +180,15 @@ def check_out(out: object) -> Array:
     return out
 
 
+def check_stream(stream: object) -> int:
+    """The pointer of a CUDA stream: of CuPy's, of torch's, or as it is given."""
+    found = getattr(stream, "ptr", getattr(stream, "cuda_stream", stream))
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        detail = f"stream must be a CUDA stream, not a {type(stream).__name__}"
+        raise invalid(detail, "give a stream of CuPy or torch, or its pointer")
+    return found
+
+
 def check_outs(outs: object, needed: int) -> list[Array]:
     if isinstance(outs, np.ndarray) or not isinstance(outs, Sequence) or len(outs) != needed:
         raise invalid(f"out must be a list of {needed} arrays", "give one array for each ref")

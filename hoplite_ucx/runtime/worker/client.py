@@ -117,17 +117,15 @@ class Client:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def put(
-        self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False, device: bytes = b""
-    ) -> bool:
-        """Returns whether the ref already had an object, which stays. A `fresh` ref was made for this put. `device` is
-        the one that the value is on: the agent gives memory of that, if it can."""
+    def put(self, ref: bytes, encoded: Encoded, timeout: float | None, *, fresh: bool = False) -> bool:
+        """Returns whether the ref already had an object, which stays. A `fresh` ref was made for this put."""
         deadline = self.give_up_at(timeout)
         connection = self._connection(deadline)
         self.reader.is_near(ref)
         call = connection.next_call()
         small = encoded.size <= self.greeting.small_limit
         data = encoded.to_bytes() if small else None
+        device = b"" if small else encoded.placement()
         with _Calls(connection, {call}):
             left = self.left_until(deadline)
             request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh, False, device)

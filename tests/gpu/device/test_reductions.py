@@ -11,7 +11,7 @@ import pytest
 from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.worker.refs import new_ref
-from tests.gpu.device.test_store import LAST, get, gpu, open_on, put
+from tests.gpu.device.test_store import LAST, get, gpu, open_on, put, quick_agents
 from tests.tools.live import Host, Live, live_cluster
 from tests.tools.waiting import eventually
 
@@ -37,7 +37,7 @@ def combining(host: Host) -> bool:
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
     """Three hosts whose agents combine on devices: each has had a reduction of parts on one."""
-    with live_cluster(3) as cluster:
+    with quick_agents(), live_cluster(3) as cluster:
         for host in cluster.hosts:
             refs = [put(host, cupy.ones(SIZE, np.float32)) for _ in range(2)]
             total = host.reduce(refs)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cupy
@@ -16,8 +17,7 @@ from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.gpu import driver as cuda
 from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.runtime.objects import device_values
-from hoplite_ucx.runtime.objects.layouts import ArrayLayout, Kind, array_layout, decode_layout
-from hoplite_ucx.runtime.objects.values import Encoded
+from hoplite_ucx.runtime.objects.on_device import decode_on
 from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
 from tests.tools.live import SECONDS, Host, Live, live_cluster
 from tests.tools.waiting import eventually
@@ -28,42 +28,39 @@ SIZE = 3_000_001
 DATA = np.arange(SIZE, dtype=np.float32)
 
 
-def encoded(array: Any) -> Encoded:
-    leaf, layout = array_layout(array.dtype, array.shape, False, Kind.ARRAY)
-    return Encoded(array.nbytes, layout, arrays=[(leaf, array)])
-
-
 def put(host: Host, array: Any, ref: ObjectRef | None = None) -> ObjectRef:
-    name = ref or new_ref()
-    device = device_values.placement([array])
-    uuid = b"" if device is None else cuda.load().uuid(device)
-    host.client.put(name.binary, encoded(array), SECONDS, fresh=ref is None, device=uuid)
-    return name
+    return host.put(array, ref)
 
 
 def open_on(host: Host, ref: ObjectRef, device: int, timeout: float = SECONDS) -> tuple[memoryview | Window, bytes]:
-    driver = cuda.load()
-    uuids = [driver.uuid(number) for number in range(driver.count)]
-    wanted = uuids.pop(device)
-    return host.client.get_on_device(ref.binary, timeout, (wanted, *uuids))
+    return host.client.get_on_device(ref.binary, timeout, device_values.devices_for(device))
 
 
 def get(host: Host, ref: ObjectRef, device: int | None, timeout: float = SECONDS) -> Any:
     if device is None:
         return host.get(ref, timeout)
-    memory, layout = open_on(host, ref, device, timeout)
-    found = decode_layout(layout, len(memory))
-    assert isinstance(found, ArrayLayout)
-    return device_values.array_from(found.leaf, memory, device)
+    return decode_on(*open_on(host, ref, device, timeout), device)
 
 
 def gpu(host: Host, device: int = 0) -> dict[str, Any]:
     return dict(host.status()["gpu"]["devices"][device])
 
 
+@contextmanager
+def quick_agents() -> Iterator[None]:
+    """Devices that are slow for this process are not so for agents that start now: what a worker does not wait for, its
+    agent reads before it is there."""
+    delay = os.environ.get("MADE_UP_GPU_DELAY_US", "")
+    cupy.arange(3).get()  # this process keeps the delay that it has
+    with pytest.MonkeyPatch.context() as patch:
+        if delay.isdigit():
+            patch.setenv("MADE_UP_GPU_DELAY_US", str(int(delay) // 5))
+        yield
+
+
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    with live_cluster(3) as cluster:
+    with quick_agents(), live_cluster(3) as cluster:
         yield cluster
 
 
@@ -118,15 +115,12 @@ def test_three_hosts_at_once(live: Live) -> None:
 
 def test_a_put_comes_after_what_computes_the_array(live: Live) -> None:
     """The array is still being written on its stream when it is put."""
-    pinned = cupy.cuda.alloc_pinned_memory(DATA.nbytes)
-    host = np.frombuffer(pinned, np.float32, SIZE)
-    host[:] = 7
     stream = cupy.cuda.Stream(non_blocking=True)
     array = cupy.zeros(SIZE, np.float32)
     cupy.cuda.Device().synchronize()
 
     with stream:
-        array.set(host)
+        array += 7
         ref = put(live.hosts[0], array)
 
     assert same(get(live.hosts[1], ref, None), np.full(SIZE, 7, np.float32))
@@ -134,7 +128,7 @@ def test_a_put_comes_after_what_computes_the_array(live: Live) -> None:
 
 
 def test_small_objects_go_through_the_host(live: Live) -> None:
-    ref = put(live.hosts[0], cupy.arange(100, dtype=np.float32).get())
+    ref = put(live.hosts[0], cupy.arange(100, dtype=np.float32))
 
     assert same(get(live.hosts[1], ref, 0), np.arange(100, dtype=np.float32))
     live.hosts[0].delete(ref)
@@ -183,26 +177,29 @@ def test_what_is_looked_at_is_not_used_again(live: Live) -> None:
 
 _DIES = """
 import sys, time, cupy
-from tests.gpu.device.test_store import *
+from hoplite_ucx.runtime.objects.values import Encoded, encode
+from hoplite_ucx.runtime.worker.client import Client
+from hoplite_ucx.runtime.worker.refs import ObjectRef
+from tests.gpu.device.test_store import DATA
+from tests.tools.live import Host
 host = Host(None, Client(sys.argv[1].replace("@", chr(0))))
 ref = ObjectRef(bytes.fromhex(sys.argv[2]))
-whole = encoded(cupy.asarray(DATA))
+whole = encode(cupy.asarray(DATA))
 class Half(Encoded):
     def copy_into(self, memory):
         for end in super().copy_into(memory):
             yield end // 2
             print("half", flush=True)
             time.sleep(600)
-host.client.put(ref.binary, Half(whole.size, whole.layout, arrays=whole.arrays), 60, device=cuda.load().uuid(0))
+host.client.put(ref.binary, Half(whole.size, whole.layout, whole.arrays), 60)
 """
 
 
 def test_a_worker_that_dies_in_the_middle_of_a_put(live: Live) -> None:
     a, b, _ = live.hosts
     ref = new_ref()
-    code = _DIES.replace("from tests", "from hoplite_ucx.runtime.worker.client import Client\nfrom tests", 1)
     process = subprocess.Popen(
-        [sys.executable, "-c", code, a.name.replace("\0", "@"), ref.binary.hex()], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _DIES, a.name.replace("\0", "@"), ref.binary.hex()], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "half\n"
@@ -242,8 +239,7 @@ def test_a_full_device_gives_way_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
         assert gpu(a)["used"] == 24 << 20
 
         third = a.put(DATA)
-        fourth = new_ref()
-        a.client.put(fourth.binary, _from_both(array), SECONDS, device=cuda.load().uuid(0))
+        fourth = put(a, array)
 
         assert gpu(a)["used"] == 24 << 20
         assert "are in use" in gpu(a)["host_memory_instead"]
@@ -255,25 +251,10 @@ def test_a_full_device_gives_way_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
         assert all(same(get(host, ref, None)) for ref in refs for host in (a, b))
 
 
-def _from_both(array: Any) -> Encoded:
-    """An array of a device that can be copied to the host too."""
-    whole = encoded(array)
-
-    class Either(Encoded):
-        def copy_into(self, memory: memoryview | Window) -> Iterator[int]:
-            if isinstance(memory, Window):
-                yield from super().copy_into(memory)
-            else:
-                yield from encoded(cupy.asnumpy(array)).copy_into(memory)
-
-    return Either(whole.size, whole.layout, arrays=whole.arrays)
-
-
 def _moved(host: Host, array: Any) -> bool:
     """Whether putting makes room on the device: the oldest object has gone to the host."""
-    ref = new_ref()
     before = gpu(host)["used"] + gpu(host)["pooled"]
-    host.client.put(ref.binary, _from_both(array), SECONDS, device=cuda.load().uuid(0))
+    ref = put(host, array)
     on_device = isinstance(open_on(host, ref, 0)[0], Window)
     host.delete(ref)
     return on_device and before <= 24 << 20

@@ -11,7 +11,8 @@
 
    The environment says what there is:
      MADE_UP_GPUS          how many devices (2); CUDA_VISIBLE_DEVICES hides and reorders them, by number or UUID
-     MADE_UP_GPU_DELAY_US  how long work on a stream waits (300); "lazy": until somebody waits for it
+     MADE_UP_GPU_DELAY_US  how long work on a stream waits (300), kernels four times as long; "lazy": until somebody
+                           waits for it
      MADE_UP_GPU_MIB       memory of each device, as far as this process allocates it (4096)
      MADE_UP_GPU_INIT      what cuInit returns (0)
      MADE_UP_GPU_VMM       0: no virtual memory management;  MADE_UP_GPU_RDMA  0: no GPUDirect
@@ -387,7 +388,7 @@ static CUresult push(CUstream given, struct operation o, int wait) {
     if (s == &legacy[s->context->device]) drain_blocking(s->context);
     else if (!s->nonblocking) drain(&legacy[s->context->device]);
     o.context = s->context;
-    o.due = now() + delay();
+    o.due = now() + (o.work == KERNEL ? 4 : 1) * delay(); /* else a copy that should wait for a kernel would do so by chance */
     struct operation *copy = malloc(sizeof o);
     *copy = o;
     if (s->last) s->last->next = copy;
