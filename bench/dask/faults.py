@@ -145,8 +145,10 @@ def _nanny(bench: Bench) -> tuple[float, bool]:
     """The agent lives on, and the restarted worker finds the object there."""
     shared = hoplite_dask.broadcast(bench.client, make(bench.plan.count, [_SEED]), prefetch=True)
     agents = {each["agent"] for each in bench.client.run(pids_here).values()}
+    before, pids = bench.address_of(0), bench.pids_of(0)
     began = time.monotonic()
-    _kill(bench.pids_of(0), "worker")
+    _kill(pids, "worker")
+    bench.await_another(0, before)  # a task that is pinned to the old one would wait for it for ever
     right = bench.on(0, verify, shared, [_SEED]).result(HANG)
     seconds = time.monotonic() - began
     return seconds, right and {each["agent"] for each in bench.client.run(pids_here).values()} == agents

@@ -77,6 +77,14 @@ class Bench:
         addresses: dict[str, str] = self.client.run_on_scheduler(_addresses)
         return addresses[self.plan.names[worker]]
 
+    def await_another(self, worker: int, address: str) -> None:
+        """Until a worker of this name is there, and not the one at that address."""
+        ends = time.monotonic() + HANG
+        while self.client.run_on_scheduler(_addresses).get(self.plan.names[worker], address) == address:
+            if time.monotonic() > ends:
+                raise TimeoutError(f"{self.plan.names[worker]} did not come back")
+            time.sleep(0.05)
+
     def pids_of(self, worker: int) -> dict[str, int]:
         """See `pids_here`."""
         address = self.address_of(worker)

@@ -23,6 +23,8 @@ from hoplite_ucx.runtime.worker.object_info import ObjectInfo
 
 R = TypeVar("R")
 
+PLUGIN = "hoplite"
+"""The name of ours, in the scheduler and in workers."""
 LOST = "hoplite_lost"
 """The message that tells the scheduler's plugin of a loss."""
 RESULT_SECONDS = 300.0
@@ -52,13 +54,34 @@ class Lost(Exception):  # noqa: N818 - an event within this package, not an erro
 def open_in_task(cluster_id: str, ref: bytes, key: Any, _anchor: Any = None) -> Any:
     """The value, in the task that takes it. If it is lost, that task is run again after the one that makes the
     value."""
-    lease = lease_of(cluster_id)
+    lease = lease_here(cluster_id)
     name = hoplite.ObjectRef(ref)
     try:
         return values.get(ref, lambda keep: on_agent(lease, lambda cluster: _fetch(cluster, name, keep)))
     except Lost:
         report_lost(key)
         raise Reschedule from None
+
+
+def lease_here(cluster_id: str) -> Lease:
+    """In a task, that of its worker; else that of this process."""
+    try:
+        worker = get_worker()
+    except ValueError:
+        return lease_of(cluster_id)
+    lease = lease_of_worker(worker)
+    if lease.terms.cluster_id != cluster_id:
+        raise closed("this handle belongs to another Dask cluster", "use it in the cluster that it was made for")
+    return lease
+
+
+def lease_of_worker(worker: Any) -> Lease:
+    plugin = worker.plugins.get(PLUGIN)
+    if plugin is None:
+        detail = f"hoplite is not installed in the Dask worker {worker.address}"
+        raise closed(detail, "call hoplite_ucx.dask.install(client), and see the worker's log")
+    lease: Lease = plugin.lease
+    return lease
 
 
 def report_lost(key: Any) -> None:

@@ -13,7 +13,6 @@ from distributed import Reschedule, secede
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.dask import access
-from hoplite_ucx.dask.leases import lease_of
 from hoplite_ucx.errors import GetTimeoutError
 from hoplite_ucx.runtime.worker.refs import ObjectRef
 
@@ -42,7 +41,7 @@ def announce() -> None:
 
 def put(value: Any, cluster_id: str, ref: bytes) -> None:
     """Of a future's value: put it, from the worker that has it."""
-    access.on_agent(lease_of(cluster_id), lambda cluster: cluster.put(value, ref=ObjectRef(ref)))
+    access.on_agent(access.lease_here(cluster_id), lambda cluster: cluster.put(value, ref=ObjectRef(ref)))
 
 
 def reduce(
@@ -62,7 +61,8 @@ def reduce(
     if count < len(refs):
         secede()
     access.on_agent(
-        lease_of(cluster_id), lambda cluster: _reduce(cluster, ObjectRef(target), made_from, op, count, everywhere)
+        access.lease_here(cluster_id),
+        lambda cluster: _reduce(cluster, ObjectRef(target), made_from, op, count, everywhere),
     )
 
 

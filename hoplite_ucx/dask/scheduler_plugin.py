@@ -21,7 +21,6 @@ from hoplite_ucx.dask.terms import Terms
 from hoplite_ucx.dask.threads import in_thread
 from hoplite_ucx.runtime.launch.owned_processes import DirectoryProcess, start_directory
 
-NAME = "hoplite"
 TERMS = "hoplite_terms"
 PREFETCH = "hoplite_prefetch"
 MADE = "hoplite_made"
@@ -40,7 +39,7 @@ _RECOMPUTED = 5
 
 
 class HopliteScheduler(SchedulerPlugin):
-    name = NAME
+    name = access.PLUGIN
     idempotent = True
 
     def __init__(self, memory: int | None, rate: float | None) -> None:
@@ -117,6 +116,13 @@ class HopliteScheduler(SchedulerPlugin):
             ref = anchors.ref_of(key)
             if ref is not None:
                 self._doom([ref])  # reductions that wait for it must not wait for ever
+
+    def restart(self, scheduler: Any) -> None:  # noqa: ARG002
+        """Dask has forgotten all tasks, some of them without a word."""
+        made, self._made = self._made, {}
+        self._losses.clear()
+        if made:
+            self._doom(set().union(*made.values()))
 
     def _doom(self, refs: Iterable[bytes]) -> None:
         self._doomed.update(refs)

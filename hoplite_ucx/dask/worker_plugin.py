@@ -15,13 +15,12 @@ from hoplite_ucx.dask.terms import Terms
 from hoplite_ucx.dask.threads import in_thread
 from hoplite_ucx.errors import HopliteError
 
-NAME = "hoplite"
 _FETCH_SECONDS = 300.0
 _DELETE_SECONDS = 10.0
 
 
 class HopliteWorker(WorkerPlugin):
-    name = NAME
+    name = access.PLUGIN
     idempotent = True
 
     lease: Lease
@@ -69,14 +68,11 @@ def share(value: Any) -> SharedResult:
         worker = get_worker()
     except ValueError:
         raise closed("share was called outside a Dask task", "use broadcast(client, value) in a client") from None
-    plugin = worker.plugins.get(NAME)
-    if not isinstance(plugin, HopliteWorker):
-        detail = f"hoplite is not installed in the Dask worker {worker.address}"
-        raise closed(detail, "call hoplite_ucx.dask.install(client) first, and see the worker's log")
+    lease = access.lease_of_worker(worker)
     # Under a name made before, it is known everywhere when put returns: who asks for it later and finds nothing lost
     # it.
     ref = hoplite.new_ref()
-    access.on_agent(plugin.lease, lambda cluster: cluster.put(value, ref=ref))
+    access.on_agent(lease, lambda cluster: cluster.put(value, ref=ref))
     key = worker.get_current_task()
     worker.loop.add_callback(worker.batched_stream.send, {"op": scheduler_plugin.MADE, "key": key, "ref": ref.binary})
-    return SharedResult(plugin.lease.terms.cluster_id, ref.binary, key)
+    return SharedResult(lease.terms.cluster_id, ref.binary, key)

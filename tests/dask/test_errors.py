@@ -1,6 +1,11 @@
 """What a Dask user hears when something is wrong, in Dask's words and with a remedy."""
 
+import contextlib
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +14,8 @@ import pytest
 import hoplite_ucx.dask as hoplite_dask
 from hoplite_ucx.errors import ClosedError, InvalidRequestError
 from tests.tools import dask_tasks as tasks
-from tests.tools.waiting import HANG
+from tests.tools.dask_cluster import dask_cluster
+from tests.tools.waiting import HANG, eventually
 
 SIZE = 100_000
 
@@ -93,3 +99,41 @@ def test_a_handle_whose_future_is_forgotten(client: Any) -> None:
     handle.future.cancel()
     with pytest.raises(FutureCancelledError):
         client.submit(tasks.total, handle).result(HANG)
+
+
+def test_a_worker_in_which_hoplite_is_not_installed() -> None:
+    with dask_cluster(workers=1) as client:
+        handle = hoplite_dask.broadcast(client, np.ones(SIZE))
+        client.unregister_worker_plugin("hoplite")
+        for task in (client.submit(tasks.total, handle), client.submit(tasks.share_array, SIZE, 1.0)):
+            with pytest.raises(ClosedError, match=r"not installed in the Dask worker tcp://.*install\(client\)"):
+                task.result(HANG)
+        hoplite_dask.install(client)
+        assert client.submit(tasks.total, handle, pure=False).result(HANG) == SIZE
+
+
+@pytest.mark.parametrize("where", ["scheduler", "worker"])
+def test_a_scheduler_or_a_worker_without_the_package(where: str, tmp_path: Path) -> None:
+    from distributed import Client
+
+    missing = tmp_path / "missing" / "hoplite_ucx"
+    missing.mkdir(parents=True)
+    (missing / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'hoplite_ucx'\")\n")
+    place = tmp_path / "scheduler.json"
+    commands = {
+        "scheduler": ["dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"],
+        "worker": ["dask_worker", "--no-nanny", "--no-dashboard", "--nthreads", "1"],
+    }
+    with contextlib.ExitStack() as stack:
+        for part, (module, *options) in commands.items():
+            command = [sys.executable, "-m", f"distributed.cli.{module}", *options, "--scheduler-file", str(place)]
+            without = {"PYTHONPATH": str(missing.parent)} if part == where else {}
+            process = subprocess.Popen(command, env=os.environ | without, stderr=subprocess.DEVNULL, cwd=tmp_path)
+            stack.callback(process.wait, HANG)
+            stack.callback(process.terminate)
+        eventually(place.exists)
+        client = stack.enter_context(Client(scheduler_file=str(place), timeout=HANG))
+        client.wait_for_workers(1, timeout=HANG)
+        with pytest.raises(ClosedError, match=rf"the Dask {where}|a Dask {where}") as told:
+            hoplite_dask.install(client)
+        assert "install hoplite-ucx" in told.value.remedy
