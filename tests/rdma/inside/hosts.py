@@ -21,6 +21,7 @@ __all__ = ["Host", "Worker", "cluster", "sh"]
 HOPLITE = str(Path(sys.executable).with_name("hoplite"))
 WORKER = str(Path(__file__).with_name("worker.py"))
 _ANSWER_SECONDS = 120.0
+_STARTS = 3
 
 
 def sh(command: str) -> None:
@@ -147,19 +148,31 @@ def cluster(*rails: int, **variables: str) -> Iterator[Running]:
         services = []
         for host in hosts:
             role = ["--head"] if host is hosts[0] else ["--address", directory]
-            start = [HOPLITE, "start", *role, "--host", host.address, "--json", "--memory", "200MiB"]
-            with host.log.open("w") as log:
-                agent = host.popen(start, stderr=log)
-            stack.callback(agent.wait)
-            stack.callback(agent.kill)
-            services.append(agent)
-            assert agent.stdout is not None
-            _line(agent.stdout, f"the agent of {host.name}", host.log)
+            services.append(_started(host, role, stack))
         workers = []
         for host in hosts:
             workers.append(Worker(host, directory))
             stack.callback(workers[-1].close)
         yield Running(hosts, workers, services)
+
+
+def _started(host: Host, role: list[str], stack: contextlib.ExitStack) -> subprocess.Popen[str]:
+    """Its part of the cluster, ready. One that was not in time is started again: a guest of a busy machine is slow."""
+    command = [HOPLITE, "start", *role, "--host", host.address, "--json", "--memory", "200MiB"]
+    for attempt in range(_STARTS):
+        with host.log.open("w") as log:
+            service = host.popen(command, stderr=log)
+        stack.callback(service.wait)
+        stack.callback(service.kill)
+        assert service.stdout is not None
+        try:
+            _line(service.stdout, f"the agent of {host.name}", host.log)
+        except AssertionError:
+            if attempt == _STARTS - 1 or "was not ready" not in host.log.read_text():
+                raise
+        else:
+            break
+    return service
 
 
 def _line(stream: IO[str], who: str, log: Path | None = None) -> str:
