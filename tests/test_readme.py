@@ -20,7 +20,7 @@ DEMO_FORMS = (  # of its lines
     r"",
     r"1  broadcast of \w+ from host 0 to \d+ hosts",
     r"2  reduce of \w+ from the first \d+ of \d+ hosts to host 0; some come [\d., ]+ s late",
-    rf"   [✗↪·] +{TIME}  (host \d+ (is killed with -9, when|goes on behind|pulls from)|nobody was killed:) .*",
+    rf"   [✗↪·] +{TIME}  (host \d+ (is killed with -9, when|continues from|pulls from)|nobody was killed:) .*",
     rf"(broadcast|reduce) +{TIME}( +{LIMIT})?( +host \d+ died(, rerouted in {TIME})?)?",
     rf" +made of \d+( \+ \d+)*( +{TIME}( \(\d+\.\d\d × the limit\))? after (the kill|the last of them came))?",
     r"every byte was right   \(\d+ s in all\)",

@@ -218,7 +218,7 @@ class Act(ABC):
             self.note("↪", self.rerouted(host, sender, after), at - self.began)
 
     def rerouted(self, host: int, sender: int, after: float) -> str:
-        return f"host {host} goes on behind host {sender}, {after * 1e3:.0f} ms after the kill"
+        return f"host {host} continues from host {sender}, {after * 1e3:.0f} ms after the kill"
 
     def _kill(self, victim: int) -> None:
         """With -9, agent and worker. Its receivers are watched closely, to see how soon they continue."""

@@ -17,7 +17,7 @@ from hoplite_ucx.cli.signals import INTERRUPTED, end_as_after_ctrl_c
 COMMANDS = {
     "start": OnDemand("hoplite_ucx.cli.start", "start", "Run this host's part of a cluster until ctrl-C."),
     "status": OnDemand("hoplite_ucx.cli.status", "status", "Show a cluster's nodes and this host's agents."),
-    "links": OnDemand("hoplite_ucx.cli.links", "links", "Show how this host's agents are linked to others."),
+    "links": OnDemand("hoplite_ucx.cli.links", "links", "Show the links of this host's agents, and their transports."),
     "config": OnDemand("hoplite_ucx.cli.config", "config", "Show the settings in force, and where each comes from."),
     "delete": OnDemand("hoplite_ucx.cli.delete", "delete", "Delete objects everywhere in the cluster."),
     "doctor": OnDemand("hoplite_ucx.cli.doctor", "doctor", "Check this machine's UCX, RDMA devices, TCP and limits."),

@@ -48,8 +48,8 @@ def config(
 ) -> None:
     """Show the settings that are in force here, and where each comes from.
 
-    They come from the TOML file that HOPLITE_CONFIG or --config names, from HOPLITE_<SECTION>_<KEY> over it, and from
-    --set over both. Exit code 1 if one of them is wrong, or differs from the cluster's at --address.
+    They come from the TOML file that HOPLITE_CONFIG or --config names, from the variables HOPLITE_<SECTION>_<KEY>, and
+    from --set; the later wins. Exits with 1 if one is wrong, or differs from that of the cluster at --address.
     """
     if reference:
         typer.echo(reference_page(), nl=False)

@@ -39,7 +39,7 @@ def broadcast_report(scenario: Scenario, result: Result, static: Sequence[Static
     yield Padding(tree, (1, 0, 1, 2), expand=False)
     yield _receivers(result)
     if result.again is not None:
-        yield Text.assemble("\nput again, and everyone asked again: ", _verdict(result.again))
+        yield Text.assemble("\nput again, and all hosts asked again: ", _verdict(result.again))
         yield from _unanswered(result.again)
     if static:
         yield Text("")
@@ -69,10 +69,10 @@ def reduce_report(scenario: Scenario, result: Reduced, static: Sequence[StaticRe
         yield Text(f"    {after} after its last source, which came at {_time(result.ready_seconds)}")
     yield from _incidents(scenario, result)
     for rebinding in result.rebindings[:_LISTED]:
-        what = f"began anew on host {rebinding.new}" if rebinding.restarted else f"went on on host {rebinding.new}"
+        what = f"started over on host {rebinding.new}" if rebinding.restarted else f"continued on host {rebinding.new}"
         yield Text.assemble(("  ↻ ", "cyan"), f"the slot of host {rebinding.old} {what} at {_time(rebinding.at)}")
     if result.rebindings:
-        yield Text(f"    {len(result.restarted)} of {result.slots} slots began anew")
+        yield Text(f"    {len(result.restarted)} of {result.slots} slots started over")
     if result.contributors and len(result.contributors) < nodes:
         yield Text.assemble("    made of ", _joined(scenario, result, sorted(result.contributors), " + "))
     if result.stripes > 1:
@@ -111,11 +111,11 @@ def _incidents(scenario: Scenario, result: Result) -> Iterator[Text]:
         noticed = f", noticed {_time(killed.noticed_after)} later" if killed.noticed_after is not None else ""
         yield Text.assemble(("  ✗ ", "red"), f"host {killed.host} died at {_time(killed.at)}{noticed}")
     for host in {kill.host for kill in scenario.kills} - {killed.host for killed in result.killed}:
-        yield Text(f"    host {host} was not killed: everyone was done before")
+        yield Text(f"    host {host} was not killed: all hosts were done before")
     for move in result.moves[:_LISTED]:
         yield Text.assemble(
             ("  ↪ ", "cyan"),
-            f"host {move.host} went on behind host {move.new} instead of {move.old} at {_time(move.at)}",
+            f"host {move.host} continued from host {move.new} instead of {move.old} at {_time(move.at)}",
         )
     if len(result.moves) > _LISTED:
         yield Text(f"    and {len(result.moves) - _LISTED} more moves")
@@ -123,7 +123,7 @@ def _incidents(scenario: Scenario, result: Result) -> Iterator[Text]:
         count = sum(str(failure) == text for failure in result.failures.values())
         yield Text.assemble(("  ! ", "red"), f"{_gets(count)} failed: {text}")
     if result.loss is not None and result.loss.by_host:
-        lost = f"the others lost at most {_time(max(0.0, result.loss.worst))}"
+        lost = f"the other hosts lost at most {_time(max(0.0, result.loss.worst))}"
         yield Text.assemble(("  = ", "green"), f"{lost} (undisturbed: {_time(result.loss.calm_seconds)})")
     yield from _unanswered(result)
 

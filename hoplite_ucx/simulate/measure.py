@@ -5,8 +5,8 @@ Time runs from the moment all puts are done; each receiver's own time runs from 
 broadcast and the receiver of a gather or a reduce. With every host at the rate B the limits are S/B for a broadcast and
 a reduce, (n-1)·S/B for a gather, and 2(n-1)/n·S/B for an allreduce. Where the sources of a reduce arrive one by one, it
 is asked for before they do, and what counts is the time after the last one that it takes. A disturbed run (hosts killed
-or slow) is repeated without the disturbance, so that it can say what the others lost by it. Every result is checked
-byte for byte before it counts.
+or slow) is repeated without the disturbance, so that it can say what the other hosts lost by it. Every result is
+checked byte for byte before it counts.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What the others lost by a disturbance: per host, against the same run without it."""
+    """What the other hosts lost by a disturbance: per host, against the same run without it."""
 
     calm_seconds: float
     by_host: dict[int, float]
@@ -153,7 +153,7 @@ class Reduced(Result):
 
     @property
     def restarted(self) -> tuple[int, ...]:
-        """The hosts whose slots began anew."""
+        """The hosts whose slots started over."""
         return tuple(rebinding.old for rebinding in self.rebindings if rebinding.restarted)
 
 

@@ -18,7 +18,7 @@ def test_the_demo_tells_what_happened() -> None:
     assert result.exit_code == 0, result.output
     assert "× the limit of 537ms" in result.output
     assert "host 4 died at 215ms" in result.output
-    assert "host 5 went on behind host 3 instead of 4" in result.output
+    assert "host 5 continued from host 3 instead of 4" in result.output
     assert "0 → 1 → 2 → 3 → 5 → 6 → 7" in result.output
 
 
@@ -54,7 +54,7 @@ def test_a_loss_is_told_with_its_remedy_and_mended_by_putting_again() -> None:
     assert result.exit_code == 0
     assert "every get failed" in result.output
     assert "gets will then succeed" in result.output
-    assert "put again, and everyone asked again" in result.output
+    assert "put again, and all hosts asked again" in result.output
 
 
 def test_gather_draws_where_the_objects_come_from() -> None:
@@ -74,8 +74,8 @@ def test_reduce_tells_who_took_the_place_of_a_dead_source() -> None:
     result = simulate("reduce", "--nodes", "9", "--count", "8", "--size", "8MiB", "--kill", "4@50%")
     assert result.exit_code == 0, result.output
     assert "reduce of 8MiB from the first 8 of 9 hosts to host 0" in result.output
-    assert "the slot of host 4 began anew on host 8" in result.output
-    assert "5 of 7 slots began anew" in result.output
+    assert "the slot of host 4 started over on host 8" in result.output
+    assert "5 of 7 slots started over" in result.output
     assert "made of 0 + 1 + 2 + 3 + 5 + 6 + 7 + 8" in result.output
 
 
@@ -92,8 +92,8 @@ def test_reduce_tells_how_long_it_took_after_the_last_arrival() -> None:
 def test_a_taken_over_slot_is_drawn_where_it_went() -> None:
     result = simulate("reduce", "--nodes", "8", "--size", "8MiB", "--copies", "2", "--kill", "4@50%")
     assert result.exit_code == 0, result.output
-    assert "the slot of host 4 went on on host" in result.output
-    assert "0 of 7 slots began anew" in result.output
+    assert "the slot of host 4 continued on host" in result.output
+    assert "0 of 7 slots started over" in result.output
 
 
 def test_reduce_stands_in_one_table_with_static_trees() -> None:

@@ -58,7 +58,7 @@ def plot(
         ),
     ] = None,
 ) -> None:
-    """Draw figures as PNG and SVG (needs matplotlib)."""
+    """Plot figures as PNG and SVG (needs matplotlib)."""
     with refusals():
         figures = read_figures(results)
         made = save(draw(figures, results.stem), output or results)
