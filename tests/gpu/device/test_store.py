@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -125,6 +126,27 @@ def test_a_put_comes_after_what_computes_the_array(live: Live) -> None:
 
     assert same(get(live.hosts[1], ref, None), np.full(SIZE, 7, np.float32))
     live.hosts[0].delete(ref)
+
+
+def test_receivers_are_told_of_bytes_that_are_there(live: Live) -> None:
+    """Another host waits for the object already when its bytes are put, behind slow work."""
+    a, b, _ = live.hosts
+    ref = new_ref()
+    found: list[Any] = []
+    getter = threading.Thread(target=lambda: found.append(get(b, ref, None)))
+    getter.start()
+    eventually(lambda: b.status()["calls"] > 0)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    array = cupy.zeros(SIZE, np.float32)
+    cupy.cuda.Device().synchronize()
+
+    with stream:
+        array += 7
+        put(a, array, ref)
+    getter.join()
+
+    assert same(found[0], np.full(SIZE, 7, np.float32))
+    a.delete(ref)
 
 
 def test_small_objects_go_through_the_host(live: Live) -> None:
