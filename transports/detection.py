@@ -10,9 +10,12 @@ Tested on made-up sysfs trees and on machines without RDMA; never on a machine w
 import os
 import re
 import resource
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from hoplite_ucx.gpu import topology
+from hoplite_ucx.gpu.topology import Distance, Gpus
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.ucx import library, locked_memory
 
@@ -90,6 +93,9 @@ class LinkHardware:
     """Limits of this process: descriptors, and bytes it may lock; -1 is no limit."""
     congestion_control: str = ""
     """Of TCP, unless a route has another; empty if the kernel does not tell."""
+    gpus: Gpus = field(default_factory=Gpus)
+    nearest_cards: tuple[tuple[str, str, str], ...] = ()
+    """For each GPU, by UUID: the nearest RDMA device with an active port, and how far it is, in nvidia-smi's words."""
 
     @property
     def active_ports(self) -> list[str]:
@@ -132,6 +138,20 @@ class LinkHardware:
             found.append((self.ucx.failure, "pip install 'hoplite-ucx[ucx]'; without it links use TCP"))
         elif self.active_ports and (missing := self.without_rdma()) is not None:
             found.append((f"this host has RDMA hardware, but {missing[0]}", missing[1]))
+        if self.gpus.devices and self.active_ports and not self.gpus.peer_memory:
+            what = "RDMA devices may not reach memory of the GPUs: the kernel has no nvidia_peermem"
+            found.append((what, "`modprobe nvidia_peermem`, unless the driver offers dma-buf"))
+        if self.gpus.devices and not self.ucx.failure and not self.ucx.cuda:
+            what = f"there are GPUs, but UCX {self.ucx.version} has no CUDA: their memory is staged through the host"
+            found.append((what, "install a UCX with CUDA, such as the pip wheels of ucxx-cu12 with a working driver"))
+        found += [
+            (
+                f"the nearest RDMA device of GPU {uuid}, {card}, is on another NUMA node",
+                "bind programs of that GPU to its own node, or move the card",
+            )
+            for uuid, card, far in self.nearest_cards
+            if far == Distance.SYS.name
+        ]
         if 0 <= self.open_files < 4096:
             found.append((f"only {self.open_files} file descriptors may be open", "raise it: `ulimit -n 65536`"))
         if self.congestion_control.startswith("bbr"):
@@ -142,14 +162,25 @@ class LinkHardware:
 
 
 def detect(root: Path = Path("/")) -> LinkHardware:
-    """Examine everything. Loads UCX into this process if it is installed."""
+    """Look at everything. Loads UCX, and NVML where there is one, into this process."""
+    devices = tuple(rdma_devices(root))
+    gpus = topology.find(root)
     return LinkHardware(
-        tuple(rdma_devices(root)),
+        devices,
         ucx_build(),
         _limit(resource.RLIMIT_NOFILE),
-        locked_memory.lockable(),
+        _limit(resource.RLIMIT_MEMLOCK),
         _read(root / _CONGESTION_CONTROL),
+        gpus,
+        tuple(_nearest_cards(gpus, devices, root)),
     )
+
+
+def _nearest_cards(gpus: Gpus, devices: tuple[RdmaDevice, ...], root: Path) -> Iterator[tuple[str, str, str]]:
+    cards = {device.pci: device.name for device in devices if device.pci and device.ucx_names()}
+    for gpu in gpus.devices if cards else ():
+        far, card = topology.nearest(gpu, list(cards), root)[0]
+        yield gpu.uuid, cards[card], far.name
 
 
 def rdma_devices(root: Path = Path("/")) -> list[RdmaDevice]:

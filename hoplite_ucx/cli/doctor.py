@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hoplite_ucx.cli.quantities import format_size
 from hoplite_ucx.runtime.settings import load
 from hoplite_ucx.settings.errors import ConfigurationError
 from hoplite_ucx.settings.reading import CONFIG
@@ -92,6 +93,7 @@ def _show(console: Console, machine: LinkHardware, problems: list[dict[str, str]
         console.print(table)
     else:
         console.print("RDMA devices: none")
+    _show_gpus(console, machine)
     console.print(f"links to other hosts: {'RDMA can be used' if machine.rdma else 'TCP'}")
     console.print(
         f"limits: {_limit(machine.open_files)} file descriptors, {_limit(machine.locked_memory)} bytes locked"
@@ -104,6 +106,29 @@ def _show(console: Console, machine: LinkHardware, problems: list[dict[str, str]
         console.print(
             f"- the configuration does not work on this host: {refused}", highlight=False, markup=False, soft_wrap=True
         )
+
+
+def _show_gpus(console: Console, machine: LinkHardware) -> None:
+    gpus = machine.gpus
+    if not gpus.devices:
+        why = f" ({gpus.failure})" if gpus.failure else ""
+        console.print(f"GPUs: none{why}", highlight=False, markup=False, soft_wrap=True)
+        return
+    cards = {uuid: f"{card} ({far})" for uuid, card, far in machine.nearest_cards}
+    table = Table("GPU", "memory", "bus", "NUMA", "NVLinks", "peers", "nearest card")
+    for gpu in gpus.devices:
+        links = sum(gpu.nvlinks.values()) + gpu.switch_links
+        numa = str(gpu.numa_node) if gpu.numa_node >= 0 else "-"
+        table.add_row(
+            gpu.name,
+            format_size(gpu.memory),
+            gpu.bus_id,
+            numa,
+            str(links),
+            str(len(gpu.peers)),
+            cards.get(gpu.uuid, "-"),
+        )
+    console.print(table)
 
 
 def _limit(value: int) -> str:

@@ -129,11 +129,21 @@ def test_a_put_comes_after_what_computes_the_array(live: Live) -> None:
 
 
 def test_receivers_are_told_of_bytes_that_are_there(live: Live) -> None:
-    """Another host waits for the object already when its bytes are put, behind slow work."""
+    """Another host receives the object already when its bytes are put, behind work that has not run."""
     a, b, _ = live.hosts
     ref = new_ref()
     found: list[Any] = []
-    getter = threading.Thread(target=lambda: found.append(get(b, ref, None)))
+    over = threading.Event()
+
+    def receive() -> None:
+        found.append(get(b, ref, None))
+        over.set()
+
+    def hold_up(_: object) -> None:
+        eventually(lambda: b.status()["streams"] or over.is_set())
+        over.wait(0.5)  # it is over only if bytes were told of that are not there
+
+    getter = threading.Thread(target=receive)
     getter.start()
     eventually(lambda: b.status()["calls"] > 0)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -141,6 +151,7 @@ def test_receivers_are_told_of_bytes_that_are_there(live: Live) -> None:
     cupy.cuda.Device().synchronize()
 
     with stream:
+        stream.launch_host_func(hold_up, None)
         array += 7
         put(a, array, ref)
     getter.join()

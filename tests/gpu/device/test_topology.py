@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hoplite_ucx.cli import app
 from hoplite_ucx.gpu import topology
 from hoplite_ucx.gpu.topology import Distance
+from hoplite_ucx.transports.detection import detect
 
 pytestmark = pytest.mark.skipif("MADE_UP_PYTHON" not in os.environ, reason="made-up GPUs only")
 _libc = ctypes.CDLL(None)
@@ -139,3 +142,34 @@ def test_peer_memory_of_the_kernel(nvml: Callable[[str], None], tmp_path: Path) 
 def test_nvml_writes_bus_ids_in_its_own_way() -> None:
     assert topology.kernel_bus_id("00000000:3B:00.0") == "0000:3b:00.0"
     assert topology.kernel_bus_id("00010000:3B:00.0") == "10000:3b:00.0"
+
+
+def card(root: Path, name: str, path: str, numa_node: int) -> None:
+    """An RDMA device with an active port."""
+    pci(root, path, numa_node)
+    device = root / "sys/devices" / path
+    port = device / "infiniband" / name / "ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    (device / "infiniband" / name / "device").symlink_to(device)
+    (root / "sys/class/infiniband").mkdir(parents=True, exist_ok=True)
+    (root / "sys/class/infiniband" / name).symlink_to(device / "infiniband" / name)
+
+
+def test_doctor_shows_gpus_and_their_nearest_cards(nvml: Callable[[str], None], tmp_path: Path) -> None:
+    nvml("gpu A 0000:12:00.0 numa=0 mem=1024\ngpu B 0000:90:00.0 numa=1 mem=1024\nnvlink 0 1\n")
+    pci(tmp_path, "pci0000:0f/0000:0f:01.0/0000:12:00.0", 0)
+    pci(tmp_path, "pci0000:8f/0000:8f:01.0/0000:90:00.0", 1)
+    card(tmp_path, "mlx5_0", "pci0000:0f/0000:0f:02.0/0000:20:00.0", 0)
+
+    machine = detect(tmp_path)
+    shown = CliRunner().invoke(app, ["doctor", "--root", str(tmp_path)], terminal_width=200)
+
+    first, second = machine.gpus.devices
+    assert machine.nearest_cards == ((first.uuid, "mlx5_0", "PHB"), (second.uuid, "mlx5_0", "SYS"))
+    problems = " ".join(problem for problem, _ in machine.problems())
+    assert f"of GPU {second.uuid}, mlx5_0, is on another NUMA node" in problems
+    assert first.uuid not in problems
+    assert "no nvidia_peermem" in problems
+    assert "mlx5_0 (PHB)" in shown.output
