@@ -4,7 +4,7 @@ RDMA needs both: a card with an active port, and a UCX that was built for RDMA. 
 /proc (under a root that tests can set), UCX through the library in this process, since its own `ucx_info` may load
 another one than Python does.
 
-Tested on made-up sysfs trees and on machines without RDMA; never on a machine with it.
+Tested on made-up sysfs trees, on machines without RDMA and with software RDMA (`ci/rdma`); never with a card.
 """
 
 import os

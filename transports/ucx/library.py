@@ -5,7 +5,8 @@ ucx-py is installed, `ucx_py` has the same calls.
 prefers it) is the one that is used, and so that nothing of CUDA is needed on a machine without it. `ucxx` has no
 types: what comes from it is `Any`, and this module gives it names.
 
-Tried here: ucxx 0.52 with UCX 1.21 and 1.22, over tcp and posix shared memory. Never run: rc, dc, ud, cuda.
+Tried: ucxx 0.52 with UCX 1.21 and 1.22 over tcp and posix shared memory, with UCX 1.23 over rc and ud of software RDMA
+(`ci/rdma`). Never run: dc, cuda, any card.
 """
 
 import ctypes
