@@ -133,12 +133,12 @@ class Configuration:
     unclaimed: Annotated[
         float,
         Duration(
-            "A stream is served for this long without its receiver being connected. It is at least `connect`: else "
-            "senders give up while receivers are still connecting.",
+            "A stream whose receiver does not connect is served for this much longer than connecting may take, which "
+            "is `connect` and 4s for the handshakes. A shorter time sooner frees what a vanished receiver asked for.",
             0.01,
             600,
         ),
-    ] = 2.5
+    ] = 0.5
     idle: Annotated[
         float,
         Duration(
@@ -231,10 +231,6 @@ def build(values: Values) -> Configuration:
     if base.require is not None and base.transport not in (Kind.AUTO, base.require):
         problem = f"{base.require.value} is required, but links.transport is {base.transport.value}"
         raise values.error("links", "require", problem, "leave one of them out")
-    if base.unclaimed < base.connect:
-        key = "unclaimed" if values.given("links", "unclaimed") else "connect"
-        problem = f"unclaimed ({base.unclaimed:g}s) is less than connect ({base.connect:g}s)"
-        raise values.error("links", key, problem, "raise links.unclaimed, or lower links.connect")
     return replace(base, rules=tuple(_rule(values, base, table, index) for index, table in enumerate(tables)))
 
 

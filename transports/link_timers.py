@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from hoplite_ucx.transports.wire.handshake import HANDSHAKE_SECONDS
+
 __all__ = ["LinkTimers"]
 
 
@@ -11,7 +13,15 @@ class LinkTimers:
 
     connect: float = 2.0
     idle: float = 60.0
-    unclaimed: float = 2.5
+    unclaimed: float = 0.5
     patience: float = 0.25
     """A stream that waited this long for its turn on a link is served next. The layer above sets it: a receiver must
     get some bytes of every stream before it suspects the sender."""
+    handshake: float = HANDSHAKE_SECONDS
+    """How long a receiver waits in each of the two handshakes: the one that proves the token, and that of TLS."""
+
+    @property
+    def grace(self) -> float:
+        """How long a stream is served without a connection: longer than connecting may take. A receiver that connected
+        later would wait for a stream that is not served any more, and nothing tells it."""
+        return self.connect + 2 * self.handshake + self.unclaimed

@@ -28,7 +28,7 @@ from hoplite_ucx.transports.wire.tls import Tls
 from tests.runtime.launch.test_service import run as command
 from tests.runtime.launch.test_service import service
 from tests.tools.certificates import NEEDS_OPENSSL, Authority, variables
-from tests.tools.links import be_patient
+from tests.tools.links import be_patient, run_check
 from tests.tools.waiting import HANG, eventually
 
 pytestmark = NEEDS_OPENSSL
@@ -290,8 +290,8 @@ def configured(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_conformance(check: Callable[[Maker], None]) -> None:
-    check(TlsEndpoint)
+def test_conformance(monkeypatch: pytest.MonkeyPatch, check: Callable[[Maker], None]) -> None:
+    run_check(monkeypatch, check, TlsEndpoint)
 
 
 @pytest.mark.usefixtures("configured")

@@ -82,7 +82,6 @@ def test_the_later_source_wins_and_each_value_knows_its_place(tmp_path: Path) ->
             "/hoplite.toml:2: cluster.heartbeat: 2 × heartbeat (500ms) is more than suspicion",
         ),
         ("[cluster]\nlease = 0.5", "/hoplite.toml:2: cluster.lease: suspicion (750ms) is more than lease (500ms)"),
-        ("[links]\nconnect = 9", "/hoplite.toml:2: links.connect: unclaimed (2.5s) is less than connect (9s)"),
         ("[tls]\nkey = 'a'", "/hoplite.toml:2: tls.certificate: is missing"),
         ("[cluster]\nlease = 1\nlease = 2", "/hoplite.toml:3: the file: is not valid TOML"),
         ("x = " + "[" * 5000, "the file: is"),

@@ -19,6 +19,7 @@ from hoplite_ucx.transports.testing.endpoint import ListeningEndpoint
 from hoplite_ucx.transports.ucx.settings import DisagreementError, Greeting, UcxSettings
 from hoplite_ucx.transports.ucx.worker import Worker
 from hoplite_ucx.transports.wire.handshake import Identity
+from tests.tools.links import run_check
 
 pytestmark = pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
 
@@ -80,8 +81,8 @@ _CHECKS = [
 
 
 @pytest.mark.parametrize("check", _CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_conformance(check: Callable[[Maker], None]) -> None:
-    check(SelectingEndpoint)
+def test_conformance(monkeypatch: pytest.MonkeyPatch, check: Callable[[Maker], None]) -> None:
+    run_check(monkeypatch, check, SelectingEndpoint)
 
 
 UCX = Configuration(transport=Kind.UCX)

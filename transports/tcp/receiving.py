@@ -40,7 +40,7 @@ from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 from hoplite_ucx.transports.tcp.sending import may_send
 from hoplite_ucx.transports.wire.addresses import connect_failure, parse_address, tune
-from hoplite_ucx.transports.wire.handshake import HANDSHAKE_SECONDS, Identity, Kind, client, run_blocking
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
 
 __all__ = ["Incoming", "ReceivingLink"]
 
@@ -252,11 +252,11 @@ class ReceivingLink:
             sock.connect(name)
         except OSError as error:
             raise connect_failure(error, self.address, self._timers.connect) from error
-        run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address, HANDSHAKE_SECONDS)
+        run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address, self._timers.handshake)
         if self._me.tls is not None:
             with self._lock:
                 self._sock = sock = secured = self._me.tls.wrap(sock, server_side=False)
-            secured.greet_server(self.address, HANDSHAKE_SECONDS)
+            secured.greet_server(self.address, self._timers.handshake)
         set_timeouts(sock)
         with self._lock:
             self._connected = True

@@ -135,7 +135,7 @@ class SendingLink:
         self._turn = threading.Lock()
         self._sock: socket.socket | None = None
         self._next_sock: socket.socket | None = None
-        self._grace = time.monotonic() + self._timers.unclaimed
+        self._grace = time.monotonic() + self._timers.grace
         self._asleep = False
         self._closed = False
         self._ended = False
@@ -173,7 +173,7 @@ class SendingLink:
             known = outgoing.key in self._serving
             if taken and not known:
                 self._serving[outgoing.key] = outgoing
-                self._grace = time.monotonic() + self._timers.unclaimed
+                self._grace = time.monotonic() + self._timers.grace
                 if (grant := self._grants.pop(outgoing.key, None)) is not None:
                     del self._ungranted[grant[0]]
                     self._admit(outgoing, *grant)
@@ -580,7 +580,7 @@ class SendingLink:
             self._ungranted.clear()
             self._queue.clear()
             self._records = b""
-            self._grace = time.monotonic() + (self._timers.unclaimed if self._serving else 0.0)
+            self._grace = time.monotonic() + (self._timers.grace if self._serving else 0.0)
             expected = self._closed or self._next_sock is not None or not carried
         if not expected:
             self._on_lost(error)

@@ -144,7 +144,7 @@ class ReceivingLink(Link):
         tune(sock)
         sock.settimeout(self._timers.connect)
         sock.connect(name)
-        run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address)
+        run_blocking(client(self._me, Kind.BULK, self.address, self.peer), sock, self.address, self._timers.handshake)
         sock.settimeout(GREETING_SECONDS)
         try:
             sock.sendall(self._greeting.encode())

@@ -303,7 +303,7 @@ class UcxTransport(Transport):
         if link is not None and not link.broken:
             link.serve(outgoing)
         if outgoing.link is None:
-            engine.later(self._timers.unclaimed, partial(self._out_of_grace, engine, outgoing))
+            engine.later(self._timers.grace, partial(self._out_of_grace, engine, outgoing))
 
     def _out_of_grace(self, engine: Engine, outgoing: Outgoing) -> None:
         """Its receiver did not come: a stream may wait only while its receiver has a link here."""
@@ -311,7 +311,7 @@ class UcxTransport(Transport):
             return
         link = self._links.sending.get(outgoing.receiver)
         if link is not None and not link.broken:
-            engine.later(self._timers.unclaimed, partial(self._out_of_grace, engine, outgoing))
+            engine.later(self._timers.grace, partial(self._out_of_grace, engine, outgoing))
         else:
             self._outgoing_closed(outgoing)
             outgoing.close()

@@ -28,7 +28,7 @@ from hoplite_ucx.transports.testing.conformance.tools import (
 from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking, server
-from tests.tools.links import make_timers
+from tests.tools.links import give_up_soon, make_timers, run_check
 from tests.tools.waiting import HANG
 
 KEY = (2, 1)
@@ -36,8 +36,8 @@ SIZE = 100_000
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_conformance(check: Callable[[Maker], None]) -> None:
-    check(TcpEndpoint)
+def test_conformance(monkeypatch: pytest.MonkeyPatch, check: Callable[[Maker], None]) -> None:
+    run_check(monkeypatch, check, TcpEndpoint)
 
 
 @pytest.mark.parametrize(("lower", "patience", "in_turns"), [(1, 60.0, False), (1, 0.0, True), (0, 60.0, True)])
@@ -152,7 +152,8 @@ def false_receiver(end: TcpEndpoint) -> Iterator[socket.socket]:
     ],
     ids=["kind", "channel_0", "twice", "stream_twice", "served_twice", "too_many", "noise"],
 )
-def test_a_receiver_that_breaks_the_rules(data: bytes) -> None:
+def test_a_receiver_that_breaks_the_rules(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    give_up_soon(monkeypatch)  # what that receiver did not open waits for another connection
     with TcpEndpoint(1) as end:
         outgoing = Serving(end, 2, KEY, filled(1, SIZE), SIZE)
         with false_receiver(end) as sock:
