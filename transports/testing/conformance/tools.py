@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
@@ -85,15 +86,38 @@ class Maker(Protocol):
     def __call__(self, node: int, token: bytes = b"", *, on_lost: LinkLost | None = None) -> Endpoint: ...
 
 
+_open: list[Endpoint] = []
+
+
 @contextmanager
 def endpoints(make: Maker, *nodes: int) -> Iterator[list[Endpoint]]:
     made: list[Endpoint] = []
     try:
-        made.extend(make(node) for node in nodes)
+        for node in nodes:
+            made.append(make(node))
+            _open.append(made[-1])
         yield made
     finally:
         ended = [endpoint.close() for endpoint in made]
+        for endpoint in made:
+            _open.remove(endpoint)
     assert all(ended), "a thread of an endpoint did not end"
+
+
+def _report(*more: Endpoint) -> str:
+    """What all endpoints have, and where threads are: whoever reads that something did not happen asks for it next."""
+    lines = []
+    for endpoint in dict.fromkeys((*_open, *more)):
+        transport = endpoint.transport
+        lines += [f"node {endpoint.node:x}: {link}" for link in transport.links()]
+        for name, positions in (("receives", transport.receive_positions()), ("serves", transport.serve_positions())):
+            lines.append(f"node {endpoint.node:x} {name} {positions}")
+        lines += [f"node {endpoint.node:x} refused {error}" for error in endpoint.refused]
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for thread, frame in sys._current_frames().items():
+        place = traceback.extract_stack(frame)[-1]
+        lines.append(f"{names.get(thread, thread)} at {place.filename}:{place.lineno}, {place.name}: {place.line}")
+    return "\n".join(lines)
 
 
 _keys = iter(range(1, sys.maxsize))
@@ -106,7 +130,7 @@ def next_key() -> StreamKey:
 def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{_report()}"
         time.sleep(0.002)
 
 
@@ -161,6 +185,10 @@ class GatedSink(MemorySink):
         self._grown()
 
 
+def _unclosed(key: StreamKey, position: int, seconds: float, endpoint: Endpoint) -> str:
+    return f"stream {key} did not close within {seconds:g} s, at {position}\n{_report(endpoint)}"
+
+
 class Receiving:
     """A receiving stream, watched."""
 
@@ -199,7 +227,7 @@ class Receiving:
         self._endpoint.transport.cancel_receive(self.key)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> tuple[int, Fault | None]:
-        assert self._closed.wait(seconds), f"stream {self.key} did not close within {seconds:g} s, at {self.position}"
+        assert self._closed.wait(seconds), _unclosed(self.key, self.position, seconds, self._endpoint)
         assert len(self.closes) == 1, f"closed {len(self.closes)} times"
         return self.closes[0]
 
@@ -243,7 +271,7 @@ class Serving:
         self._endpoint.transport.cancel_serve(self.key)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
-        assert self._closed.wait(seconds), f"stream {self.key} did not close within {seconds:g} s, at {self.position}"
+        assert self._closed.wait(seconds), _unclosed(self.key, self.position, seconds, self._endpoint)
         assert self.closes == 1, f"closed {self.closes} times"
 
 
