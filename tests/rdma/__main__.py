@@ -103,7 +103,7 @@ def _check_room(place: Path, tiers: list[str]) -> None:
 
 def _show_log(plan: Plan, result: Result) -> None:
     """What a person needs to see why."""
-    names = ["console"] if not result.boot_seconds else ["pytest.log", "device.log"]
+    names = ["console"] if result.boot_seconds is None else ["pytest.log", "device.log"]
     for path in (plan.folder / name for name in names):
         if path.exists():
             lines = path.read_text(errors="replace").splitlines()[-60:]

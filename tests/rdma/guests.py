@@ -45,7 +45,8 @@ class Plan:
 @dataclass
 class Result:
     machine: str
-    boot_seconds: float = 0.0
+    boot_seconds: float | None = None
+    """None if it was never up."""
     seconds: float = 0.0
     failure: str = ""
     """Why the guest itself did not do what it was asked to; empty if it ran its tests."""
@@ -81,7 +82,7 @@ def run_in_qemu(cache: Cache, plan: Plan, report: Callable[[str], None]) -> Resu
     if os.access("/dev/kvm", os.R_OK | os.W_OK):
         hardware = command("-accel", "kvm", "-cpu", "host")
         result = _watch(hardware, environment, plan, report, "qemu with KVM", _KVM_BOOT_SECONDS)
-        if result.boot_seconds:
+        if result.boot_seconds is not None:
             return result
         report(f"KVM refuses ({result.failure}); software emulation instead")
         _prepare(plan, cache.ucx())
@@ -144,13 +145,13 @@ def _watch(
         while process.poll() is None:
             time.sleep(_LOOK_SECONDS)
             spent, said = time.monotonic() - began, console.read_text(errors="replace")
-            if not result.boot_seconds and (up := _UP.search(said)):
+            if result.boot_seconds is None and (up := _UP.search(said)):
                 result.boot_seconds = round(spent, 1)
                 report(f"{machine}: {up[0].removeprefix('guest: ')} ({spent:.0f} s here)")
             told = _progress(plan, told, report)
             if (panic := _PANIC.search(said)) is not None:
                 result.failure = f"the guest's kernel failed: {said[panic.start() :].splitlines()[0]}"
-            elif not result.boot_seconds and spent > boot_seconds:
+            elif result.boot_seconds is None and spent > boot_seconds:
                 result.failure = f"the guest was not up after {boot_seconds:.0f} s"
             elif spent > plan.seconds + boot_seconds + 30:
                 result.failure = f"the guest did not end after {spent:.0f} s"
@@ -163,9 +164,9 @@ def _watch(
     result.tests = _tests(plan)
     status = plan.folder / "status"
     said = console.read_text(errors="replace").strip()
-    if not result.boot_seconds and _UP.search(said):
+    if result.boot_seconds is None and _UP.search(said):
         result.boot_seconds = result.seconds  # it was up, and over, between two looks
-    if not result.failure and not result.boot_seconds:
+    if not result.failure and result.boot_seconds is None:
         last = said.splitlines()
         result.failure = f"it ended at once: {last[-1] if last else process.returncode}"
     elif not result.failure and not status.exists():
