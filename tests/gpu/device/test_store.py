@@ -152,11 +152,11 @@ def test_receivers_are_told_of_bytes_that_are_there(live: Live) -> None:
 
     with stream:
         stream.launch_host_func(hold_up, None)
-        array += 7
+        array += 11  # which no memory that is used again has
         put(a, array, ref)
     getter.join()
 
-    assert same(found[0], np.full(SIZE, 7, np.float32))
+    assert same(found[0], np.full(SIZE, 11, np.float32))
     a.delete(ref)
 
 
