@@ -134,6 +134,18 @@ def array_from(leaf: Leaf, memory: memoryview | Window, device: int, *, own: boo
         return array
 
 
+def zeros_on(device: int, leaf: Leaf) -> Any:
+    """A fresh array of CuPy. Raises an `InvalidRequestError` if there is no such device, or no CuPy."""
+    check_device(device)
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        detail = f"device= needs CuPy, which cannot be imported here ({error})"
+        raise _invalid(detail, "pip install 'hoplite-ucx[gpu]'") from error
+    with cupy.cuda.Device(device):
+        return cupy.zeros(leaf.shape, leaf.numpy_dtype())
+
+
 def visible_devices() -> dict[bytes, int]:
     """The devices of this process, by UUID. Raises an `InvalidRequestError` that says why there are none."""
     try:

@@ -384,9 +384,14 @@ class Cluster:
         *,
         ref: ObjectRef | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
+        device: int | None = None,
     ) -> Draft:
-        """Memory in the store for an array, to be filled in place and sealed: a put without a copy."""
-        return open_draft(self._of, shape, dtype, ref, timeout)
+        """Memory in the store for an array, to be filled in place and sealed: a put without a copy.
+
+        With `device`, the array is one of CuPy on that device, and is copied into the store there when it is sealed:
+        memory of a device cannot be protected from later writes.
+        """
+        return open_draft(self._of, shape, dtype, ref, timeout, device)
 
     def seal(self, draft: Draft) -> ObjectRef:
         """Finish a put that `create` began, and return its ref. Raises what `put` raises."""

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.objects.device_values import zeros_on
 from hoplite_ucx.runtime.objects.layouts import Array, ArrayLayout, encode_layout
 from hoplite_ucx.runtime.worker.checks import about, check_array, check_timeout, invalid, optional_ref
 from hoplite_ucx.runtime.worker.client import OpenPut
@@ -25,7 +26,7 @@ class Draft:
     def __init__(
         self, of: Membership, ref: ObjectRef, array: Array, put: OpenPut | None, timeout: float | None
     ) -> None:
-        """An array without an open put is small, and goes to the agent by copy when it is sealed."""
+        """An array without an open put is small or on a device, and is copied into the store when it is sealed."""
         self._of = of
         self.ref = ref
         self.array = array
@@ -66,7 +67,8 @@ class Draft:
         """
         self._check_open()
         self._over = True
-        self.array.flags.writeable = False
+        if isinstance(self.array, np.ndarray):
+            self.array.flags.writeable = False
         if self._put is not None:
             self._put.finish()
         else:
@@ -99,7 +101,12 @@ class Draft:
 
 
 def open_draft(
-    of: Membership, shape: int | Sequence[int], dtype: npt.DTypeLike, ref: ObjectRef | None, timeout: float | None
+    of: Membership,
+    shape: int | Sequence[int],
+    dtype: npt.DTypeLike,
+    ref: ObjectRef | None,
+    timeout: float | None,
+    device: int | None = None,
 ) -> Draft:
     ours = of.client
     seconds = check_timeout(timeout)
@@ -108,6 +115,8 @@ def open_draft(
         leaf = check_array(shape, dtype)
     except HopliteError as error:
         raise about(error, name) from error
+    if device is not None:
+        return Draft(of, name, zeros_on(device, leaf), None, seconds)
     size = leaf.nbytes()
     if size <= ours.greeting.small_limit:
         return Draft(of, name, np.zeros(leaf.shape, leaf.numpy_dtype()), None, seconds)

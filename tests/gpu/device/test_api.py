@@ -217,3 +217,17 @@ def test_devices_whose_memory_is_not_to_be_had(setting: dict[str, str]) -> None:
     done = run(code, setting)
 
     assert done.stdout == "right\n", done.stderr
+
+
+def test_drafts_on_a_device() -> None:
+    draft = hoplite.create(SIZE, np.float32, device=LAST)
+    assert draft.array.device.id == LAST
+    with cupy.cuda.Device(LAST):
+        draft.array += 5
+
+        ref = hoplite.seal(draft)
+        draft.array += 1
+
+    assert same(hoplite.get(ref, device=LAST), np.full(SIZE, 5, np.float32)), "what was sealed does not change"
+    with pytest.raises(hoplite.InvalidRequestError, match="no device 99"):
+        hoplite.create(10, device=99)
