@@ -353,7 +353,7 @@ def test_an_embedded_cluster_without_its_directory_ends(monkeypatch: pytest.Monk
 
 def test_no_agent_here(monkeypatch: pytest.MonkeyPatch) -> None:
     # Other tests have agents on this host: one that is slow to answer would be named in the error instead.
-    monkeypatch.setattr("hoplite_ucx.runtime.launch.cluster.agents", lambda: [])
+    monkeypatch.setattr("hoplite_ucx.runtime.launch.cluster.agents", list)
     with pytest.raises(ClosedError, match="hoplite start"):
         hoplite.init("127.0.0.1:1")
     for address in ("nonsense", "host:port", ":7777", "127.0.0.1:99999"):
