@@ -9,7 +9,7 @@ has its own worker, and a link that breaks with transfers in progress destroys i
 way that was found with UCX 1.22: on a shared worker, over shared memory, a stopped peer sometimes held up the streams
 of others, and a killed one left receives that never completed; over TCP, closing endpoints with sends in progress was
 followed by errors on garbage descriptors and by crashes. The causes are assumed, not proven (see
-docs/history/transports.md), and none of it could be tested for RDMA.
+docs/history/transports.md). For RDMA, `ci/rdma` looks.
 
 UCX does not survive a fork: a forked child cannot use its parent's engine, and gets an error.
 """
@@ -146,7 +146,7 @@ class Engine:
         if self._shared is None:
             self.check_ports("this process")
             self._shared = self._employ(self._spares.pop() if self._spares else self._new_worker())
-            self.later(_PORT_SECONDS, self._watch_ports)
+            self._watch_ports_later(self._shared)
         return self._shared
 
     def check_ports(self, peer: str) -> None:
@@ -158,9 +158,14 @@ class Engine:
         names = ", ".join(self._ports.down())
         return ConnectionLostError(f"RDMA port {names} is down", peer, "bring it up; links use TCP meanwhile")
 
-    def _watch_ports(self) -> None:
-        if self._shared is not None and not self.end_without_port():
-            self.later(_PORT_SECONDS, self._watch_ports)
+    def _watch_ports_later(self, worker: Worker) -> None:
+        """Again and again, for as long as it is the one that all share."""
+
+        def look() -> None:
+            if self._shared is worker and not self.end_without_port():
+                self._watch_ports_later(worker)
+
+        self.later(_PORT_SECONDS, look)
 
     def end_without_port(self) -> bool:
         """True if a port went down. It takes the shared worker along: nothing that is under way there would be over
