@@ -12,15 +12,16 @@ _DEVICE = Path(__file__).parent / "device"
 _SECONDS = 600
 
 _SLOW = {"GPU_DELAY_US": "5000"}
-_LAZY = {"GPU_DELAY_US": "lazy"}
-_SETTINGS = {
-    "test_api.py": ({}, _SLOW),
+_LAZY = {"GPU_DELAY_US": "lazy"}  # not with UCX, which waits for a device that works by itself
+_UCX = {"HOPLITE_LINKS_TRANSPORT": "ucx", "HOPLITE_UCX_TLS": "tcp,cuda_copy"}
+_SETTINGS: dict[str, tuple[dict[str, str], ...]] = {
+    "test_api.py": ({}, _LAZY),
     "test_driver.py": ({}, _LAZY),
-    "test_reductions.py": ({}, _SLOW),
+    "test_reductions.py": ({}, _SLOW, _LAZY, _UCX),
     "test_segments.py": ({}, _LAZY),
-    "test_cupy_kernels.py": ({},),
-    "test_store.py": ({}, _SLOW),
+    "test_store.py": ({}, _SLOW, _LAZY, _UCX),
     "test_streams.py": ({}, _SLOW),
+    "test_cupy_kernels.py": ({},),
     "test_topology.py": ({},),
 }
 
@@ -40,7 +41,8 @@ def test_every_file_runs_somewhere() -> None:
 )
 def test_on_made_up_gpus(file: str, settings: dict[str, str], made_up_gpus: Made) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q", str(_DEVICE / file)]
-    environment = made_up_gpus.environment(**settings)
+    of_driver = {name: value for name, value in settings.items() if not name.startswith("HOPLITE_")}
+    environment = {**made_up_gpus.environment(**of_driver), **settings}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
     assert done.returncode == 0, f"{done.stdout[:20_000]}\n{done.stderr[-5_000:]}"
     assert "skipped" not in done.stdout.splitlines()[-1], done.stdout

@@ -103,6 +103,17 @@ def test_what_was_put_from_the_host_comes_to_a_device(live: Live, host: int) -> 
     live.hosts[0].delete(ref)
 
 
+def test_links_are_those_that_were_asked_for(live: Live) -> None:
+    a, b, _ = live.hosts
+    ref = put(a, cupy.asarray(DATA))
+    assert same(get(b, ref, 0))
+
+    (transport,) = {link["transport"] for link in b.status()["links"] if link["side"] == "receiving"}
+
+    assert transport == ("ucx" if os.environ.get("HOPLITE_LINKS_TRANSPORT") == "ucx" else "tcp")
+    a.delete(ref)
+
+
 def test_three_hosts_at_once(live: Live) -> None:
     ref = new_ref()
     a, b, c = live.hosts
