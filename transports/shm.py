@@ -3,7 +3,8 @@
 A segment has no name and leaves nothing behind: it lives while a process maps it or holds its descriptor. Its writer
 maps it writable before it is sealed; from then on the kernel refuses every other writable mapping, and every change
 of its length, so a mapping handed to a stranger can neither be written through nor cut short under a reader. Pages
-of which the writer's user may still hold views become private in place (see `Workspace`).
+of which the writer's user may still hold views become private in place (see `Workspace`). Readers' mappings are
+private too: arrays that cannot be read-only are written to on pages of their own (see `writable`).
 
 Descriptors travel by SCM_RIGHTS on plain Unix sockets; the kernel reports the peer's uid, not the peer.
 
@@ -75,9 +76,32 @@ def map_writable(fd: int, capacity: int) -> npt.NDArray[np.uint8]:
 def map_read_only(fd: int, capacity: int, on_unmapped: Callable[[], None]) -> memoryview:
     """The mapping lives while any view of it does; `on_unmapped` is called after the last, on whichever thread that
     happens, so it must not block. It is not called at the end of the process."""
-    mapped = _map(fd, capacity, mmap.PROT_READ)
+    mapped = _map(fd, capacity, mmap.PROT_READ, mmap.MAP_PRIVATE | _MAP_NORESERVE)
     weakref.finalize(mapped, on_unmapped).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
+
+
+class NotWritableError(OSError):
+    """The kernel does not promise this process so much memory of its own."""
+
+
+def writable(memory: memoryview) -> memoryview:
+    """The same bytes, for their user to write to: nobody else sees what is written.
+
+    What `map_read_only` mapped, or a part of it, stays where it is: the kernel gives this process a page of its own
+    when it first writes to one. The mapping must hold no version that may still change. Anything else that is read-only
+    is copied. Raises `NotWritableError` if the kernel refuses."""
+    if not memory.readonly:
+        return memory
+    mapped = memory.obj
+    if not isinstance(mapped, ctypes.Array):
+        return memoryview(bytearray(memory))
+    begin = ctypes.addressof(mapped)
+    if _libc.mprotect(begin, len(mapped), mmap.PROT_READ | mmap.PROT_WRITE):
+        error = ctypes.get_errno()
+        raise NotWritableError(error, os.strerror(error))
+    start = np.frombuffer(memory, np.uint8).ctypes.data - begin if len(memory) else 0
+    return memoryview(mapped).cast("B")[start : start + len(memory)]
 
 
 class Workspace:
@@ -114,12 +138,14 @@ _libc.mmap.argtypes = (
 _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # linux/mman.h
+_MAP_NORESERVE = 0x4000  # asm-generic/mman.h: pages that may never be written to are not set aside
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def _map(fd: int, capacity: int, protection: int) -> "ctypes.Array[ctypes.c_ubyte]":
-    address = _libc.mmap(None, capacity, protection, mmap.MAP_SHARED, fd, 0)
+def _map(fd: int, capacity: int, protection: int, flags: int = mmap.MAP_SHARED) -> "ctypes.Array[ctypes.c_ubyte]":
+    address = _libc.mmap(None, capacity, protection, flags, fd, 0)
     if address == _FAILED:
         raise _error()
     mapped = (ctypes.c_ubyte * capacity).from_address(address)

@@ -30,7 +30,7 @@ PIECE = 16 << 20
 
 def device_of(array: Any) -> int | None:
     """The number of the device that an array is on; None if it is on the host."""
-    if isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray) or getattr(array, "is_cpu", False):
         return None
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
@@ -40,9 +40,9 @@ def device_of(array: Any) -> int | None:
     return int(number) if number is not None else _device_at(interface["data"][0])
 
 
-def is_array(value: object) -> bool:
-    """Whether it is an array of CuPy, and nothing more. CuPy is not imported."""
-    return type(value) is getattr(sys.modules.get("cupy"), "ndarray", None)
+def is_array_type(kind: type) -> bool:
+    """Whether values of this class are arrays of CuPy, and nothing more. CuPy is not imported."""
+    return kind is getattr(sys.modules.get("cupy"), "ndarray", None)
 
 
 def on_host(array: Any, stream: int | None) -> Any:

@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime.objects.layouts import EXTENSIONS, Layout, decode_layout, kind_of, leaves_of
+from hoplite_ucx.runtime.objects.layouts import (
+    EXTENSIONS,
+    Layout,
+    MissingTypeError,
+    decode_layout,
+    kind_of,
+    leaves_of,
+    unreadable,
+)
 from hoplite_ucx.runtime.objects.trees import ONLY_THESE, at, irreducible, path_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -109,6 +117,8 @@ class Kernel:
                 raise Failure(FailureKind.INVALID, detail, _REMEDY).exception()
         except HopliteError as error:
             self.failure = error.failure
+        except MissingTypeError as error:
+            self.failure = unreadable(error).failure
         else:
             leaves = sorted(leaves_of(decoded), key=lambda leaf: leaf.offset)
             for leaf in leaves:

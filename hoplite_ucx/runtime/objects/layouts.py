@@ -6,8 +6,11 @@ no element crosses a multiple of `ALIGNMENT`, and vector instructions find align
 
 A layout has two parts. Its *form* says what each byte means: the tree with the keys of its dicts sorted, and the dtype,
 shape and order of each leaf. Its *look* says how the user's value looked: the order of a dict's keys, the class of a
-named tuple, whether a leaf was an array, a number or bytes. Objects of one form can be reduced together, whatever their
-looks.
+named tuple, whether a leaf was an array of numpy, torch or CuPy, a number or bytes. Objects of one form can be reduced
+together, whatever their looks. A leaf that stands in several places of a tree is stored once: tied parameters are.
+
+Layouts of many leaves are packed: numbers that count on are written as differences, most of them 0, and the whole is
+compressed.
 
 A layout from the network is checked before anything is built from it: every leaf must lie within the object, and
 a dtype is made from its description alone, never by running code.
@@ -15,7 +18,8 @@ a dtype is made from its description alone, never by running code.
 
 import enum
 import math
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -56,9 +60,16 @@ class Kind(enum.StrEnum):
     BYTES = "bytes"
     BYTEARRAY = "bytearray"
     MEMORYVIEW = "memoryview"
+    PYTHON_ARRAY = "array.array"
+    TORCH = "torch"
+    CUPY = "cupy"
 
 
-class Leaf(Struct, frozen=True, array_like=True):
+ARRAYS = {Kind.ARRAY: "array", Kind.TORCH: "torch tensor", Kind.CUPY: "cupy array"}
+"""Kinds for which a user may choose another of them."""
+
+
+class Leaf(Struct, frozen=True, array_like=True, gc=False):
     """One array: its dtype as numpy describes it, its shape, its order, and where it begins. `kind` is its look."""
 
     dtype: Any
@@ -71,7 +82,13 @@ class Leaf(Struct, frozen=True, array_like=True):
         return dtype_of(self.dtype)
 
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.numpy_dtype().itemsize
+        return math.prod(self.shape) * self.itemsize()
+
+    def itemsize(self) -> int:
+        """Known without ml_dtypes, which a directory need not have, nor whoever has tensors."""
+        if isinstance(self.dtype, str) and self.dtype in EXTENSIONS:
+            return 2 if self.dtype == "bfloat16" else 1
+        return self.numpy_dtype().itemsize
 
     def on(self, memory: memoryview) -> Array:
         """The array, on this memory."""
@@ -81,21 +98,21 @@ class Leaf(Struct, frozen=True, array_like=True):
         order = "F" if self.fortran else "C"
         return np.ndarray(self.shape, dtype, unwritable(memory), self.offset, order=cast(Any, order))
 
-    def form(self) -> tuple[object, ...]:
-        return self.dtype, self.shape, self.fortran, self.offset
-
     def __str__(self) -> str:
         match self.kind:
-            case Kind.ARRAY | Kind.MEMORYVIEW:
-                view = "memoryview of " if self.kind is Kind.MEMORYVIEW else ""
-                order = " in Fortran order" if self.fortran else ""
-                return f"{view}{dtype_name(self.dtype)}{list(self.shape)}{order}"
+            case Kind.MEMORYVIEW | Kind.PYTHON_ARRAY:
+                return f"{self.kind.value} of {self._array()}"
+            case kind if kind in ARRAYS:
+                return self._array()
             case Kind.SCALAR:
                 return dtype_name(self.dtype)
             case Kind.BYTES | Kind.BYTEARRAY:
                 return f"{self.kind.value} of length {self.shape[0] if self.shape else 1}"
             case _:
                 return self.kind.value
+
+    def _array(self) -> str:
+        return f"{dtype_name(self.dtype)}{list(self.shape)}{' in Fortran order' if self.fortran else ''}"
 
 
 def unwritable(memory: memoryview) -> memoryview:
@@ -108,17 +125,20 @@ class ArrayLayout(Struct, frozen=True, array_like=True, tag="array"):
     leaf: Leaf
 
     def __str__(self) -> str:
-        return f"array {self.leaf}" if self.leaf.kind is Kind.ARRAY else str(self.leaf)
+        name = ARRAYS.get(self.leaf.kind)
+        return str(self.leaf) if name is None else f"{name} {self.leaf}"
 
 
 class DictNode(Struct, frozen=True, array_like=True, tag="dict"):
     """The keys are sorted, so that equal dicts have equal forms; `order` is that in which they were put, as their
-    places among the sorted ones, or None if it is the same. `ordered`: it was an OrderedDict."""
+    places among the sorted ones, or None if it is the same. `ordered`: it was an OrderedDict; `attributes`, if it had
+    some, such as the versions that torch notes in a state_dict."""
 
     keys: tuple[str | int, ...]
     children: tuple["Node", ...]
     order: tuple[Size, ...] | None = None
     ordered: bool = False
+    attributes: dict[str, Any] | None = None
 
 
 class ListNode(Struct, frozen=True, array_like=True, tag="list"):
@@ -149,7 +169,7 @@ class TreeLayout(Struct, frozen=True, array_like=True, tag="tree"):
 
     def __str__(self) -> str:
         shown = [str(leaf) for leaf in self.leaves[:4]] + ["…"] * (len(self.leaves) > 4)
-        what = "arrays" if all(leaf.kind is Kind.ARRAY for leaf in self.leaves) else "leaves"
+        what = "arrays" if all(leaf.kind in ARRAYS for leaf in self.leaves) else "leaves"
         return f"tree of {len(self.leaves)} {what} ({', '.join(shown)})"
 
 
@@ -167,8 +187,15 @@ class BundleLayout(Struct, frozen=True, array_like=True, tag="bundle"):
 
 Layout: TypeAlias = ArrayLayout | TreeLayout | BundleLayout
 
+
+class _Packed(Struct, frozen=True, array_like=True, tag="packed"):
+    """A tree's layout, packed: see `_relative`."""
+
+    data: bytes
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Layout] = msgspec.msgpack.Decoder(Layout)
+_decoder: msgspec.msgpack.Decoder[Layout | _Packed] = msgspec.msgpack.Decoder(Layout | _Packed)
 
 
 # The last one for users who turn warnings into errors: numpy warns of names that it will drop.
@@ -181,18 +208,29 @@ _UNREADABLE = (
     RecursionError,
     OverflowError,
     DeprecationWarning,
+    zlib.error,
 )
 
 
 def encode_layout(layout: Layout) -> bytes:
+    if isinstance(layout, TreeLayout) and len(layout.leaves) > _MANY:
+        return _encoder.encode(_Packed(zlib.compress(_encoder.encode(_relative(layout)), 1)))
     return _encoder.encode(layout)
 
 
-@lru_cache(256)
-def array_layout(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool, kind: Kind) -> tuple[Leaf, bytes]:
-    """The layout of an object that is one array, cached: programs put arrays of the same few forms again and again."""
-    leaf = Leaf(describe_dtype(dtype), shape, fortran, kind=kind)
+def array_layout(description: Any, shape: tuple[int, ...], fortran: bool, kind: Kind) -> tuple[Leaf, bytes]:
+    """The layout of an object that is one array."""
+    make = _array_layout_again if isinstance(description, str) else _array_layout
+    return make(description, shape, fortran, kind)
+
+
+def _array_layout(description: Any, shape: tuple[int, ...], fortran: bool, kind: Kind) -> tuple[Leaf, bytes]:
+    leaf = Leaf(description, shape, fortran, kind=kind)
     return leaf, encode_layout(ArrayLayout(leaf))
+
+
+_array_layout_again = lru_cache(256)(_array_layout)
+"""Programs put arrays of the same few forms again and again."""
 
 
 def decode_layout(data: bytes, size: int) -> Layout:
@@ -207,7 +245,7 @@ def _decode_layout(data: bytes, size: int) -> Layout:
             if start + length > size:
                 raise ValueError(f"it names bytes up to {start + length}, beyond the size of {size}")
     except _UNREADABLE as error:
-        raise _unreadable(error) from error
+        raise unreadable(error) from error
     return layout
 
 
@@ -215,17 +253,20 @@ def read_layout(data: bytes) -> Layout:
     """A layout without its object: does not check whether its leaves can be arrays and lie within the object."""
     try:
         layout = _decoder.decode(data)
+        if isinstance(layout, _Packed):
+            layout = _unpacked(layout)
         if isinstance(layout, TreeLayout):
             _check_tree(layout.structure, len(layout.leaves), 0)
     except _UNREADABLE as error:
-        raise _unreadable(error) from error
+        raise unreadable(error) from error
     return layout
 
 
-def _unreadable(error: Exception) -> HopliteError:
+def unreadable(error: Exception) -> HopliteError:
+    """What a user hears of a layout that means nothing here."""
     remedy = (
         "install ml_dtypes on every host"
-        if isinstance(error, _MissingTypeError)
+        if isinstance(error, MissingTypeError)
         else "run the same release of hoplite-ucx everywhere"
     )
     return Failure(FailureKind.INVALID, f"the layout cannot be read: {error}", remedy).exception()
@@ -253,13 +294,16 @@ _decode_again = lru_cache(256)(_decode_layout)
 @lru_cache(256)
 def array_form(data: bytes, size: int) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C", "F"]] | None:
     """Shape, dtype, offset and order of an object that is one array, which is what most are; None if it is another
-    thing, or empty, or its layout not short."""
+    thing, or empty, its layout is not short, or its dtype unknown."""
     if len(data) > _SHORT or not isinstance(layout := _decode_layout(data, size), ArrayLayout):
         return None
     leaf = layout.leaf
     if leaf.kind is not Kind.ARRAY or 0 in leaf.shape or len(leaf.shape) > SAFE_DIMENSIONS:
         return None
-    return leaf.shape, leaf.numpy_dtype(), leaf.offset, "F" if leaf.fortran else "C"
+    try:
+        return leaf.shape, leaf.numpy_dtype(), leaf.offset, "F" if leaf.fortran else "C"
+    except MissingTypeError:
+        return None
 
 
 def _extents(layout: Layout) -> Iterator[tuple[int, int]]:
@@ -283,6 +327,83 @@ def leaves_of(layout: Layout) -> tuple[Leaf, ...]:
             return leaves
         case BundleLayout():
             return ()
+
+
+# --- many leaves ------------------------------------------------------------------------------------------------
+
+_MANY = 64
+"""A tree with more leaves is packed."""
+_MAX_UNPACKED = 16 * MAX_LAYOUT
+
+
+def _relative(layout: TreeLayout) -> TreeLayout:
+    """The same with differences for numbers that count on. In the tree, 0 is the next leaf, and n + 1 is leaf n once
+    more; a leaf begins so many bytes after the end of the one before it; keys follow so many places, around the end,
+    after what would be next."""
+    known = 0
+
+    def number(leaf: int) -> int:
+        nonlocal known
+        if leaf != known:
+            return leaf + 1
+        known += 1
+        return 0
+
+    structure = _with_numbers(layout.structure, number, _differences)
+    leaves, end = [], 0
+    for leaf in layout.leaves:
+        leaves.append(msgspec.structs.replace(leaf, offset=leaf.offset - end))
+        end = leaf.offset + leaf.nbytes()
+    return TreeLayout(structure, tuple(leaves))
+
+
+def _unpacked(packed: _Packed) -> TreeLayout:
+    reader = zlib.decompressobj()
+    layout = _decoder.decode(reader.decompress(packed.data, _MAX_UNPACKED))
+    if not isinstance(layout, TreeLayout) or reader.unconsumed_tail:
+        raise ValueError("what is packed is not a tree, or too large")
+    known = 0
+
+    def number(difference: int) -> int:
+        nonlocal known
+        if difference:
+            return difference - 1
+        known += 1
+        return known - 1
+
+    structure = _with_numbers(layout.structure, number, _sums)
+    leaves, end = [], 0
+    for leaf in layout.leaves:
+        leaf = msgspec.structs.replace(leaf, offset=leaf.offset + end)
+        end = leaf.offset + leaf.nbytes()
+        leaves.append(leaf)
+    return TreeLayout(structure, tuple(leaves))
+
+
+def _with_numbers(
+    node: Node, number: Callable[[int], int], order: Callable[[tuple[int, ...]], tuple[int, ...]], depth: int = 0
+) -> Node:
+    """The same tree with other numbers for its leaves, and for the order of keys."""
+    if isinstance(node, int):
+        return number(node)
+    if depth > MAX_DEPTH:
+        raise ValueError("its tree is too deep")
+    children = tuple([_with_numbers(child, number, order, depth + 1) for child in node.children])
+    if isinstance(node, DictNode) and node.order is not None:
+        return msgspec.structs.replace(node, children=children, order=order(node.order))
+    return msgspec.structs.replace(node, children=children)
+
+
+def _differences(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([(place - before - 1) % len(order) for before, place in zip((-1, *order), order, strict=False)])
+
+
+def _sums(differences: tuple[int, ...]) -> tuple[int, ...]:
+    place, order = -1, []
+    for difference in differences:
+        place = (place + difference + 1) % len(differences)
+        order.append(place)
+    return tuple(order)
 
 
 def aligned(offset: int, to: int = ALIGNMENT) -> int:
@@ -313,8 +434,8 @@ EXTENSIONS = {
 numpy would name it."""
 
 
-class _MissingTypeError(ValueError):
-    pass
+class MissingTypeError(ValueError):
+    """A dtype of ml_dtypes, and no ml_dtypes."""
 
 
 def kind_of(dtype: np.dtype[Any]) -> str:
@@ -378,7 +499,7 @@ def _extension(name: str) -> np.dtype[Any]:
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError):
-        raise _MissingTypeError(f"dtype {name} needs a version of ml_dtypes that has it") from None
+        raise MissingTypeError(f"dtype {name} needs a version of ml_dtypes that has it") from None
     return dtype
 
 

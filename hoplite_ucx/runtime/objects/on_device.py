@@ -9,7 +9,7 @@ from hoplite_ucx.gpu.driver import CudaError
 from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime.objects import device_values, values
-from hoplite_ucx.runtime.objects.layouts import ArrayLayout, BundleLayout, Kind, Leaf, decode_layout
+from hoplite_ucx.runtime.objects.layouts import ARRAYS, ArrayLayout, BundleLayout, Leaf, decode_layout
 
 
 def decode_on(memory: memoryview | Window, layout: bytes, device: int, *, copy: bool = False) -> Any:
@@ -47,7 +47,7 @@ def fill_on(memory: memoryview | Window, layout: bytes, device: int, out: Any) -
 
 
 def _restored(leaf: Leaf, memory: memoryview | Window, device: int, own: bool) -> Any:
-    if leaf.kind is Kind.ARRAY:
+    if leaf.kind in ARRAYS:
         return device_values.array_from(leaf, memory, device, own=own)
     part = _on_host(memory[leaf.offset : leaf.offset + leaf.nbytes()])
     return values.restored(replace(leaf, offset=0), part)

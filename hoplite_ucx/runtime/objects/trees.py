@@ -3,7 +3,7 @@
 This builds no values from a layout and looks up no class of the user: agents and the directory use it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import TypeAlias
@@ -63,18 +63,29 @@ def irreducible(layout: Layout) -> str | None:
 
 
 def path_of(layout: Layout, number: int) -> list[Step]:
-    """The way to a leaf."""
-    return (_path_below(layout.structure, number) or []) if isinstance(layout, TreeLayout) else []
+    """The way to a leaf; to the first of its places, if it has several."""
+    places = _numbers(layout.structure) if isinstance(layout, TreeLayout) else iter(())
+    return path_at(layout, next((place for place, each in enumerate(places) if each == number), 0))
 
 
-def _path_below(node: Node, number: int) -> list[Step] | None:
+def path_at(layout: Layout, place: int) -> list[Step]:
+    """The way to a leaf, counted in the order of the tree."""
+    path: list[Step] = []
+    if isinstance(layout, TreeLayout):
+        _find_place(layout.structure, place, path)
+    return path[::-1]
+
+
+def _find_place(node: Node, place: int, path: list[Step]) -> int:
+    """Leaves the way in `path`, its end first, and returns -1; or how many leaves more are to be passed."""
     if isinstance(node, int):
-        return [] if node == number else None
+        return place - 1
     for index, child in enumerate(node.children):
-        below = _path_below(child, number)
-        if below is not None:
-            return [_step(node, index), *below]
-    return None
+        place = _find_place(child, place, path)
+        if place < 0:
+            path.append(_step(node, index))
+            break
+    return place
 
 
 def _step(node: Inner, index: int) -> Step:
@@ -98,7 +109,8 @@ def difference(one: bytes, other: bytes) -> str | None:
         what = irreducible(layout)
         if what is not None:
             return f"{what} cannot be reduced ({ONLY_THESE})"
-    return _between(_top(first), _top(second), leaves_of(first), leaves_of(second))
+    found = _between(_top(first), _top(second), leaves_of(first), leaves_of(second))
+    return found or _between_ties(first, second) or _between_places(first, second)
 
 
 def _top(layout: Layout) -> Node:
@@ -137,20 +149,50 @@ def _first_between(
 
 
 def _between_leaves(one: Leaf, other: Leaf) -> str | None:
-    if one.form() == other.form():
-        return None
-    shown, also = str(one), str(other)
-    return f"{shown} and {also}" if shown != also else f"two of {shown} whose bytes lie in different places"
+    same = (one.dtype, one.shape, one.fortran) == (other.dtype, other.shape, other.fortran)
+    return None if same else f"{one} and {other}"
+
+
+def _between_ties(first: Layout, second: Layout) -> str | None:
+    """Of trees that are the same otherwise: a tensor that stands in two places is stored once."""
+    numbers = list(_numbers(_top(first))), list(_numbers(_top(second)))
+    for tied, separate, which in ((*numbers, "first"), (*numbers[::-1], "second")):
+        places: dict[int, int] = {}
+        for place, number in enumerate(tied):
+            before = places.setdefault(number, place)
+            if separate[before] != separate[place]:
+                names = " and ".join("".join(path_at(first, each)) for each in (before, place))
+                return shortened(f"{names} are one tensor in the {which} only (put a clone() of one of them)")
+    return None
+
+
+def _between_places(first: Layout, second: Layout) -> str | None:
+    mine, yours = leaves_of(first), leaves_of(second)
+    for number, other in zip(_numbers(_top(first)), _numbers(_top(second)), strict=True):
+        if mine[number].offset != yours[other].offset:
+            where = at(path_of(first, number))
+            return f"two of {mine[number]} whose bytes lie in different places{where}"
+    return None
+
+
+def _numbers(node: Node) -> Iterator[int]:
+    """Of the leaves, in their order in the tree."""
+    if isinstance(node, int):
+        yield node
+    else:
+        for child in node.children:
+            yield from _numbers(child)
 
 
 def _between_keys(one: Sequence[str | int], other: Sequence[str | int]) -> str:
-    mine, yours = _some_keys(one, other), _some_keys(other, one)
+    mine, yours = some_keys(one, other), some_keys(other, one)
     if mine and yours:
         return shortened(f"only the first has {mine}, only the second {yours}")
     return shortened(f"only the first has {mine}" if mine else f"only the second has {yours}")
 
 
-def _some_keys(of: Sequence[str | int], without: Sequence[str | int]) -> str:
+def some_keys(of: Iterable[object], without: Iterable[object]) -> str:
+    """Those of the first that the second has not, or some of them; nothing if there are none."""
     found = set(without)
     keys = [repr(key) for key in islice((key for key in of if key not in found), _MAX_KEYS + 1)]
     return ", ".join(keys[:_MAX_KEYS] + ["…"] * (len(keys) > _MAX_KEYS))

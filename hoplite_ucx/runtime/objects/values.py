@@ -2,26 +2,31 @@
 
 Arrays, numbers, and trees of them go as they are and can be reduced; so do bytes, which cannot. Everything else becomes
 a pickle, whose large buffers are moved beside it and never copied on the way in or out. `get` returns what was put,
-except that arrays and memoryviews are read-only, since other processes may share their memory.
+except that arrays and memoryviews are read-only, since other processes may share their memory. Tensors, which cannot be
+read-only, are on the same memory, mapped so that other processes do not see what is written.
 """
 
+import copyreg
 import importlib
+import io
 import pickle
 import struct
 import sys
-from collections import OrderedDict
+from array import array as python_array
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, TypeGuard
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from hoplite_ucx.gpu.segments import Window
-from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.messages import MAX_LAYOUT
-from hoplite_ucx.runtime.objects import device_values
+from hoplite_ucx.runtime.objects import cupy_arrays, device_values, tensors
 from hoplite_ucx.runtime.objects.layouts import (
+    ALIGNMENT,
+    ARRAYS,
     MAX_BECAUSE,
     MAX_DEPTH,
     Array,
@@ -32,6 +37,7 @@ from hoplite_ucx.runtime.objects.layouts import (
     Layout,
     Leaf,
     ListNode,
+    MissingTypeError,
     NamedTupleNode,
     Node,
     TreeLayout,
@@ -40,13 +46,14 @@ from hoplite_ucx.runtime.objects.layouts import (
     array_form,
     array_layout,
     decode_layout,
-    describe_dtype,
-    dtype_of,
     encode_layout,
-    kind_of,
+    unreadable,
     unwritable,
 )
-from hoplite_ucx.runtime.objects.trees import Step, at
+from hoplite_ucx.runtime.objects.leaves import as_leaf, on_host
+from hoplite_ucx.runtime.objects.trees import Step, at, path_of
+from hoplite_ucx.runtime.objects.unfit import UnfitError, invalid
+from hoplite_ucx.transports.shm import writable
 
 PIECE = 2 << 20
 """A put is copied in pieces of about this size; receivers of the object get them one by one."""
@@ -63,29 +70,29 @@ _MAX_NODES = MAX_LAYOUT // 8
 _SIZES_OF_NUMBERS = (1, 2, 4, 8, 16, 32)
 """Their multiples never cross a multiple of `ALIGNMENT`."""
 
-_Found: TypeAlias = tuple[Array, Kind]
-"""A leaf of a value."""
-
 
 @dataclass(slots=True)
 class Encoded:
-    """A value ready to be put: its size, its layout, and what to copy where."""
+    """A value ready to be put: its size, its layout, and what to copy where. Arrays may be of other libraries, or still
+    be numbers of Python's. (There is no pair for each leaf: Python's collector looks through those again and again.)"""
 
     size: int
     layout: bytes
-    arrays: list[tuple[Leaf, Array]] = field(default_factory=list)
+    leaves: Sequence[Leaf] = ()
+    arrays: Sequence[Any] = ()
+    """One for each leaf."""
     buffers: list[tuple[int, memoryview]] = field(default_factory=list)
     stream: int | None = None
     """The CUDA stream on which arrays of devices are computed, if their library does not tell."""
 
     def placement(self) -> bytes:
         """The UUID of the device on which it is stored best; empty for the host."""
-        return device_values.placement_uuid(array for _, array in self.arrays)
+        return device_values.placement_uuid(self.arrays)
 
     def copy_into(self, memory: memoryview | Window) -> Iterator[int]:
         """Copy piece by piece; yields how many leading bytes are final, now and then and at the end."""
         if isinstance(memory, Window):
-            yield from device_values.copy_into(self.arrays, memory, self.stream)
+            yield from device_values.copy_into(self._on_devices(), memory, self.stream)
             return
         told = 0
         for done in self._copy(memory):
@@ -96,8 +103,8 @@ class Encoded:
             yield self.size
 
     def _copy(self, memory: memoryview) -> Iterator[int]:
-        for leaf, found in self.arrays:
-            array = device_values.on_host(found, self.stream)
+        for leaf, found in zip(self.leaves, self.arrays, strict=True):
+            array = _on_host(leaf, found, self.stream)
             if array.nbytes <= _SMALL:
                 memory[leaf.offset : leaf.offset + array.nbytes] = array.tobytes("F" if leaf.fortran else "C")
                 yield leaf.offset + array.nbytes
@@ -109,26 +116,50 @@ class Encoded:
                 memory[offset + start : offset + start + len(piece)] = piece
                 yield offset + start + len(piece)
 
+    def _on_devices(self) -> Iterator[tuple[Leaf, Any]]:
+        """Arrays where they are, and all others on the host."""
+        for leaf, found in zip(self.leaves, self.arrays, strict=True):
+            yield leaf, found if device_values.device_of(found) is not None else _on_host(leaf, found, self.stream)
+
     def to_bytes(self) -> bytes:
         if len(self.buffers) == 1 and self.buffers[0][0] == 0 and len(self.buffers[0][1]) == self.size:
             return bytes(self.buffers[0][1])
         if len(self.arrays) == 1:
-            leaf, found = self.arrays[0]
-            array: Array = device_values.on_host(found, self.stream)
-            return array.tobytes("F" if leaf.fortran else "C")
+            (leaf,), (found,) = self.leaves, self.arrays
+            return _on_host(leaf, found, self.stream).tobytes("F" if leaf.fortran else "C")
         memory = bytearray(self.size)
         for _ in self.copy_into(memoryview(memory)):
             pass
         return bytes(memory)
 
 
+def _on_host(leaf: Leaf, found: Any, stream: int | None) -> Array:
+    if leaf.kind in _DTYPES:
+        return np.array(found, _DTYPES[leaf.kind])
+    try:
+        return on_host(found, stream)
+    except UnfitError as error:
+        raise invalid(f"{error} cannot be put", error.remedy) from error
+
+
 def encode(value: object) -> Encoded:
     """Examine a value and decide how it travels. Nothing is copied yet, except pickle's own data."""
-    found = _as_leaf(value)
-    if found is not None:
-        array, kind = found
-        leaf, layout = array_layout(array.dtype, array.shape, _is_fortran(array), kind)
-        return Encoded(array.nbytes, layout, arrays=[(leaf, array)])
+    try:
+        return _encode(value)
+    except UnfitError as error:
+        raise invalid(f"{error}{at(error.path[::-1])} cannot be put", error.remedy) from error
+
+
+def _encode(value: object) -> Encoded:
+    number = _NUMBERS.get(type(value))
+    if number is not None:
+        if _fits(value):
+            leaf, layout = array_layout(_DTYPES[number].str, (), False, number)
+            return Encoded(_DTYPES[number].itemsize, layout, (leaf,), (value,))
+    elif (found := as_leaf(value)) is not None:
+        array, kind, dtype = found
+        leaf, layout = array_layout(dtype, tuple(array.shape), _is_fortran(array), kind)
+        return Encoded(array.nbytes, layout, (leaf,), (array,))
     if not isinstance(value, dict | list | tuple):
         return _encode_bundle(value, _a(value))
     try:
@@ -138,50 +169,52 @@ def encode(value: object) -> Encoded:
     return _encode_bundle(value, reason)
 
 
-def decode(memory: memoryview, layout: bytes) -> Any:
-    """The value on read-only memory, which lives as long as any part of the value does."""
-    form = array_form(layout, len(memory))
+def decode(memory: memoryview, layout: bytes, like: Kind | None = None) -> Any:
+    """The value on read-only memory, which lives as long as any part of the value does. `like` says what arrays are to
+    be, unless they are to be what they were."""
+    form = array_form(layout, len(memory)) if like is None else None
     if form is not None:
         shape, dtype, offset, order = form
         return np.ndarray(shape, dtype, unwritable(memory), offset, None, order)
-    return _decode(memory, layout, copy=False)
+    return _decode(memory, layout, like, copy=False)
 
 
-def decode_copy(memory: memoryview, layout: bytes) -> Any:
+def decode_copy(memory: memoryview, layout: bytes, like: Kind | None = None) -> Any:
     """The value on its own memory, which is writable."""
-    return _decode(memory, layout, copy=True)
+    return _decode(memory, layout, like, copy=True)
 
 
-def _decode(memory: memoryview, layout: bytes, *, copy: bool) -> Any:
+def _decode(memory: memoryview, layout: bytes, like: Kind | None, *, copy: bool) -> Any:
     found: Layout = decode_layout(layout, len(memory))
-    match found:
-        case ArrayLayout() | TreeLayout():
-            return _on_memory(found, memory, copy)
-        case BundleLayout(size, buffers, _):
-            own = memoryview(bytearray(memory)) if copy else memory
-            return pickle.loads(own[:size], buffers=[own[start : start + length] for start, length in buffers])
+    if isinstance(found, ArrayLayout | TreeLayout):
+        return _on_memory(found, memory, like, copy)
+    if like is not None:
+        raise invalid(f"like= is for arrays, and the object is {found}", "get it without like=")
+    own = memoryview(bytearray(memory)) if copy else memory
+    buffers = [own[start : start + length] for start, length in found.buffers]
+    try:
+        return pickle.loads(own[: found.pickle], buffers=buffers)
+    except UnfitError as error:
+        raise invalid(f"the object has {error}", error.remedy) from error
 
 
-def _on_memory(layout: ArrayLayout | TreeLayout, memory: memoryview, copy: bool) -> Any:
+def _on_memory(layout: ArrayLayout | TreeLayout, memory: memoryview, like: Kind | None, copy: bool) -> Any:
+    restoring = Restoring(memory, copy)
+    leaves: list[Any] = []
     try:
         if isinstance(layout, ArrayLayout):
-            return _restored(layout.leaf, memory, copy)
-        return build(layout.structure, [_restored(leaf, memory, copy) for leaf in layout.leaves])
+            return restoring.leaf(layout.leaf, like)
+        for leaf in layout.leaves:
+            leaves.append(restoring.leaf(leaf, like))  # noqa: PERF401, for errors say at which leaf
+        return build(layout.structure, leaves)
+    except UnfitError as error:
+        where = at(path_of(layout, len(leaves)))
+        raise invalid(f"the object has {error}{where}", error.remedy) from error
+    except MissingTypeError as error:
+        raise unreadable(error) from error
     except (ValueError, TypeError) as error:  # more dimensions than numpy has, a number that is not one
         detail = f"the layout does not describe a valid array: {error}"
-        raise _invalid(detail, "run the same release of hoplite-ucx everywhere") from error
-
-
-def copy_out(memory: memoryview, layout: bytes, out: Array) -> None:
-    """Fill the user's array; it must match the object."""
-    found: Layout = decode_layout(layout, len(memory))
-    if not isinstance(found, ArrayLayout):
-        raise _invalid(f"out= takes one array, and the object is {found}", "get it without out=")
-    leaf = found.leaf
-    if out.dtype != leaf.numpy_dtype() or out.shape != leaf.shape:
-        detail = f"out is {out.dtype.name}{list(out.shape)}, the object is {leaf}"
-        raise _invalid(detail, "give an array of the object's dtype and shape")
-    np.copyto(out, leaf.on(memory))
+        raise invalid(detail, "run the same release of hoplite-ucx everywhere") from error
 
 
 # --- leaves -----------------------------------------------------------------------------------------------------
@@ -193,76 +226,12 @@ _DTYPES: dict[Kind, np.dtype[Any]] = {
     Kind.FLOAT: np.dtype("<f8"),
     Kind.COMPLEX: np.dtype("<c16"),
 }
-_SCALAR_KINDS = "biufcmM"
-_ON_MEMORY = (Kind.ARRAY, Kind.MEMORYVIEW)
+_ON_MEMORY = (*ARRAYS, Kind.MEMORYVIEW)
 """What is on shared memory when it comes back; everything else is always a copy."""
-
-
-def _as_leaf(value: object) -> _Found | None:
-    """A value as an array, without a copy, and what it was; None if it is something else."""
-    if isinstance(value, np.ndarray):
-        return (value, Kind.ARRAY) if _is_plain_array(value) else None
-    kind = _NUMBERS.get(type(value))
-    if kind is not None:
-        return (_array_of(value, kind), kind) if _fits(value) else None
-    if isinstance(value, np.generic):
-        plain = kind_of(value.dtype) in _SCALAR_KINDS and type(value) is value.dtype.type
-        return (np.asarray(value), Kind.SCALAR) if plain else None
-    if type(value) is bytes:
-        return np.frombuffer(value, np.uint8), Kind.BYTES
-    if type(value) is bytearray:
-        return np.frombuffer(value, np.uint8), Kind.BYTEARRAY
-    if device_values.is_array(value):
-        return _on_device(value)
-    return _as_view(value) if isinstance(value, memoryview) else None
-
-
-def _on_device(value: Any) -> _Found | None:
-    """An array of CuPy: it stays where it is until it is copied into the store."""
-    try:
-        describe_dtype(value.dtype)
-    except ValueError:
-        return None
-    return value, Kind.ARRAY
 
 
 def _fits(number: object) -> bool:
     return type(number) is not int or -(1 << 63) <= number < 1 << 63
-
-
-def _array_of(number: object, kind: Kind) -> Array:
-    return np.array(number, _DTYPES[kind])
-
-
-def _as_view(value: memoryview) -> _Found | None:
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, NotImplementedError):
-        return None
-    same = (array.shape, array.itemsize) == (value.shape, value.itemsize)  # else numpy knows no such format
-    if not same or not _is_plain_array(array) or _native(array.data.format) != _native(value.format):
-        return None
-    return array, Kind.MEMORYVIEW
-
-
-_LONGER = str.maketrans("lL", "qQ") if np.dtype("l").itemsize == np.dtype("q").itemsize else {}
-
-
-def _native(form: str) -> str:
-    """The format of a memoryview, without what makes no difference."""
-    return form.removeprefix("@").translate(_LONGER)
-
-
-def _is_plain_array(value: Array) -> TypeGuard[Array]:
-    if type(value) not in (np.ndarray, np.memmap):
-        return False  # subclasses carry more than their bytes
-    dtype = value.dtype
-    try:
-        description = describe_dtype(dtype)
-    except ValueError:
-        return False
-    # Dtypes that are equal for numpy can still differ in this:
-    return dtype.metadata is None and (dtype.fields is None or repr(dtype_of(description)) == repr(dtype))
 
 
 _RESTORE: dict[Kind, Callable[[Array], Any]] = {
@@ -274,6 +243,7 @@ _RESTORE: dict[Kind, Callable[[Array], Any]] = {
     Kind.BYTES: lambda array: array.tobytes(),
     Kind.BYTEARRAY: lambda array: bytearray(array.data),
     Kind.MEMORYVIEW: lambda array: array.data,
+    Kind.PYTHON_ARRAY: lambda array: python_array(array.data.format, array.tobytes()),
 }
 
 
@@ -284,11 +254,6 @@ _PACKINGS: dict[tuple[Kind, object, tuple[int, ...]], struct.Struct] = {
 """Of numbers as they are nearly always: without an array in between."""
 
 
-def restored(leaf: Leaf, memory: memoryview) -> Any:
-    """A leaf as it was put, on its own memory."""
-    return _restored(leaf, memory, copy=True)
-
-
 def _number(array: Array, kind: type) -> Any:
     number = array.item()
     if type(number) is not kind:
@@ -296,32 +261,63 @@ def _number(array: Array, kind: type) -> Any:
     return number
 
 
-def _restored(leaf: Leaf, memory: memoryview, copy: bool) -> Any:
-    """A leaf as it was put: on this memory, or if it is copied, on its own."""
-    packing = _PACKINGS.get((leaf.kind, leaf.dtype, leaf.shape)) if leaf.kind in _DTYPES else None
-    if packing is not None:
-        return packing.unpack_from(memory, leaf.offset)[0]
-    array = leaf.on(memory)
-    array.flags.writeable = False
-    if copy and leaf.kind in _ON_MEMORY:
-        array = array.copy("K")
-    return array if leaf.kind is Kind.ARRAY else _RESTORE[leaf.kind](array)
+class Restoring:
+    """Leaves of one object as they were put, or as whoever gets them wants them."""
+
+    def __init__(self, memory: memoryview, copy: bool = False) -> None:
+        """They lie on this memory; if they are copied, on their own."""
+        self._memory = memory
+        self._copy = copy
+        self._writable: memoryview | None = None
+
+    def leaf(self, leaf: Leaf, like: Kind | None = None) -> Any:
+        """Raises `UnfitError` for what cannot be had here."""
+        packing = _PACKINGS.get((leaf.kind, leaf.dtype, leaf.shape)) if leaf.kind in _DTYPES else None
+        if packing is not None:
+            return packing.unpack_from(self._memory, leaf.offset)[0]
+        kind = like if like is not None and leaf.kind in ARRAYS else leaf.kind
+        if kind is Kind.TORCH:
+            return self.tensor(leaf)
+        array = self.array(leaf)
+        if kind is Kind.CUPY:
+            return cupy_arrays.on_device(array)
+        if self._copy and kind in _ON_MEMORY:
+            array = array.copy("K")
+        return array if kind is Kind.ARRAY else _RESTORE[kind](array)
+
+    def array(self, leaf: Leaf) -> Array:
+        """Of numpy, and read-only, whatever it was."""
+        array = leaf.on(self._memory)
+        array.flags.writeable = False
+        return array
+
+    def tensor(self, leaf: Leaf) -> Any:
+        """Of torch, whatever it was."""
+        if self._copy:
+            return tensors.on_memory(leaf, self._memory, copy=True)
+        if self._writable is None:
+            self._writable = writable(self._memory)
+        return tensors.on_memory(leaf, self._writable)
 
 
-def _is_fortran(array: Array) -> bool:
-    return bool(array.flags.f_contiguous and not array.flags.c_contiguous)
+def restored(leaf: Leaf, memory: memoryview) -> Any:
+    """A leaf as it was put, on its own memory."""
+    return Restoring(memory, copy=True).leaf(leaf)
+
+
+def _is_fortran(array: Any) -> bool:
+    """Those of other libraries are stored in C order, so that all of one shape can be reduced."""
+    return isinstance(array, np.ndarray) and array.flags.f_contiguous and not array.flags.c_contiguous
 
 
 def _copy_array(leaf: Leaf, array: Array, memory: memoryview) -> Iterator[int]:
     """Contiguous arrays as runs of elements, others block by block along their first axis."""
-    target = leaf.on(memory)
-    if array.flags.c_contiguous or array.flags.f_contiguous:
-        order: Literal["C", "F"] = "F" if leaf.fortran else "C"
+    order: Literal["C", "F"] = "F" if leaf.fortran else "C"
+    target = np.ndarray(array.shape, array.dtype, memory, leaf.offset, None, order)
+    if array.flags.f_contiguous if leaf.fortran else array.flags.c_contiguous:
         source, target = array.reshape(-1, order=order), target.reshape(-1, order=order)
-    elif array.ndim and not leaf.fortran:
-        source = array
     else:
-        source, target = array[np.newaxis], target[np.newaxis]
+        source = array
     row = source.nbytes // len(source)
     step = max(1, PIECE // row)
     for start in range(0, len(source), step):
@@ -335,11 +331,11 @@ def _copy_array(leaf: Leaf, array: Array, memory: memoryview) -> Iterator[int]:
 class _NotATreeError(Exception):
     """A value has something in it that is not a leaf, and must be pickled: what, and where unless it is all over."""
 
-    def __init__(self, what: str, *, somewhere: bool = True) -> None:
+    def __init__(self, what: str, *path: Step, somewhere: bool = True) -> None:
         super().__init__(what)
         self._what = what
         self._somewhere = somewhere
-        self.path: list[Step] = []
+        self.path = list(path)
         """Its end first."""
 
     def __str__(self) -> str:
@@ -350,26 +346,55 @@ class _Walk:
     """Through a value that may be a tree, along sorted keys."""
 
     def __init__(self) -> None:
-        self.leaves: list[tuple[Any, Kind]] = []
-        """Arrays and what they were; and numbers of Python's, of which arrays are made when they are needed."""
+        self.leaves: list[Leaf] = []
+        self.arrays: list[Any] = []
+        """What each leaf is made of."""
         self.small = 0
         """How many of them are numbers and bytes."""
+        self.end = 0
+        """Of the bytes."""
         self._nodes = 0
+        self._tensors: dict[object, int] = {}
+        """The numbers of leaves, by where their tensors begin; by their shape too, if several begin there."""
 
     def node(self, value: object, depth: int) -> Node:
         kind = _NUMBERS.get(type(value))
-        found = _as_leaf(value) if kind is None else (value, kind) if _fits(value) else None
+        if kind is not None:
+            if not _fits(value):
+                raise _NotATreeError(_a(value))
+            dtype = _DTYPES[kind]
+            return self._leaf(value, kind, dtype.str, (), dtype.itemsize, dtype.itemsize)
+        found = as_leaf(value)
         if found is None:
             return self.inner(value, depth)
-        if found[1] not in _ON_MEMORY:
+        array, kind, description = found
+        if kind is Kind.TORCH and (number := self._tied(array)) is not None:
+            return number
+        return self._leaf(array, kind, description, tuple(array.shape), array.itemsize, array.nbytes)
+
+    def _leaf(self, array: Any, kind: Kind, dtype: Any, shape: tuple[int, ...], itemsize: int, nbytes: int) -> Node:
+        if kind not in _ON_MEMORY:
             self.small += 1
             if self.small > _MAX_SMALL_LEAVES:
                 raise _NotATreeError(
                     f"a tree with more than {_MAX_SMALL_LEAVES} numbers, which are not in arrays,", somewhere=False
                 )
         self._count()
-        self.leaves.append(found)
+        offset = aligned(self.end, itemsize if not shape and itemsize in _SIZES_OF_NUMBERS else ALIGNMENT)
+        self.leaves.append(Leaf(dtype, shape, _is_fortran(array), offset, kind))
+        self.arrays.append(array)
+        self.end = offset + nbytes
         return len(self.leaves) - 1
+
+    def _tied(self, tensor: Any) -> int | None:
+        """The number of a leaf that is the same tensor, under whatever name; else this one is known from now on."""
+        begin, new = tensor.data_ptr(), len(self.leaves)
+        if not begin:
+            return None
+        number = self._tensors.setdefault(begin, new)
+        if number != new and not tensors.are_tied(self.arrays[number], tensor):
+            number = self._tensors.setdefault((begin, tensor.shape), new)
+        return number if number != new and tensors.are_tied(self.arrays[number], tensor) else None
 
     def inner(self, value: object, depth: int = 0) -> Node:
         """What holds others; it is not a leaf."""
@@ -377,7 +402,7 @@ class _Walk:
         if depth > MAX_DEPTH:
             raise _NotATreeError(f"a tree of more than {MAX_DEPTH} levels", somewhere=False)
         kind = type(value)
-        if kind is dict or (kind is OrderedDict and not vars(value)):
+        if kind is dict or kind is OrderedDict:
             return self._dict(value, depth)  # type: ignore[arg-type]
         if kind is list:
             return ListNode(self._children(value, depth))  # type: ignore[arg-type]
@@ -401,7 +426,10 @@ class _Walk:
             places = {key: place for place, key in enumerate(keys)}
             order = tuple(places[key] for key in given)
         children = self._children([value[key] for key in keys], depth, lambda index: f"[{keys[index]!r}]")
-        return DictNode(tuple(keys), children, order, type(value) is OrderedDict)
+        attributes = vars(value) if type(value) is OrderedDict else None
+        if attributes and not _is_plain_data(attributes):
+            raise _NotATreeError("an OrderedDict with attributes")
+        return DictNode(tuple(keys), children, order, type(value) is OrderedDict, attributes or None)
 
     def _children(
         self, values: Sequence[object], depth: int, step: Callable[[int], Step] = "[{}]".format
@@ -410,7 +438,7 @@ class _Walk:
         for index, value in enumerate(values):
             try:
                 children.append(self.node(value, depth + 1))
-            except _NotATreeError as error:
+            except (_NotATreeError, UnfitError) as error:
                 error.path.append(step(index))
                 raise
         return tuple(children)
@@ -431,6 +459,20 @@ def _is_plain_key(key: object) -> bool:
     if type(key) is int:
         return -(1 << 63) <= key < 1 << 63
     return type(key) is str and (key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key))
+
+
+def _is_plain_data(value: object, depth: int = 0) -> bool:
+    """Whether a layout can carry it as it is: nested dicts with texts as keys, of texts and numbers."""
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        parts: dict[object, object] = value  # type: ignore[assignment]
+        return depth < _MAX_PLAIN_DEPTH and all(
+            type(key) is str and _is_plain_key(key) and _is_plain_data(part, depth + 1) for key, part in parts.items()
+        )
+    return _is_plain_key(value) or kind is bool or kind is float or value is None
+
+
+_MAX_PLAIN_DEPTH = 8
 
 
 def _fields_of(value: tuple[object, ...]) -> tuple[str, ...] | None:
@@ -481,9 +523,7 @@ def _encode_flat(value: Collection[Any]) -> Encoded | None:
     for hopeless in _HOPELESS:
         if hopeless in kinds:
             place = kinds.index(hopeless)
-            error = _NotATreeError(_a(parts[place]))
-            error.path.append(f"[{names[place]!r}]" if names else f"[{place}]")
-            raise error
+            raise _NotATreeError(_a(parts[place]), f"[{names[place]!r}]" if names else f"[{place}]")
     if not kinds or not _PACKED.keys() >= set(kinds):
         return None
     if len(kinds) > _MAX_NUMBERS:
@@ -510,9 +550,9 @@ def _flat_form(
     found = _encode_tree(dict(zip(names, numbers, strict=True)) if kind is dict else kind(numbers))
     order = sorted(range(len(names)), key=lambda place: _rank(names[place])) if names else list(range(len(kinds)))
     form, end = "<", 0
-    for place, (leaf, array) in zip(order, found.arrays, strict=True):
+    for place, leaf in zip(order, found.leaves, strict=True):
         form += f"{leaf.offset - end}x{_PACKED[kinds[place]]}"
-        end = leaf.offset + array.nbytes
+        end = leaf.offset + leaf.nbytes()
     return found.layout, struct.Struct(form), order if order != sorted(order) else None
 
 
@@ -521,29 +561,25 @@ def _encode_tree(value: Collection[object]) -> Encoded:
     structure = walk.inner(value)
     if not walk.leaves:
         raise _NotATreeError(_a(value) if not value else f"{_a(value)} without an array or a number")
-    arrays: list[tuple[Leaf, Array]] = []
-    end = 0
     if len(walk.leaves) == walk.small > _MAX_NUMBERS:
         raise _too_many_numbers()
-    for found, kind in walk.leaves:
-        array = _array_of(found, kind) if kind in _DTYPES else found
-        small = array.ndim == 0 and array.itemsize in _SIZES_OF_NUMBERS
-        offset = aligned(end, array.itemsize) if small else aligned(end)
-        leaf = Leaf(describe_dtype(array.dtype), array.shape, _is_fortran(array), offset, kind)
-        arrays.append((leaf, array))
-        end = offset + array.nbytes
-    layout = encode_layout(TreeLayout(structure, tuple(leaf for leaf, _ in arrays)))
+    layout = encode_layout(TreeLayout(structure, tuple(walk.leaves)))
     if len(layout) > MAX_LAYOUT:
-        raise _NotATreeError(f"a tree of {len(arrays)} leaves, whose layout is over {MAX_LAYOUT} bytes")
-    return Encoded(end, layout, arrays=arrays)
+        raise _NotATreeError(f"a tree of {len(walk.leaves)} leaves, whose layout is over {MAX_LAYOUT} bytes")
+    return Encoded(walk.end, layout, walk.leaves, walk.arrays)
 
 
 def build(node: Node, leaves: list[Any]) -> Any:
     match node:
-        case DictNode(keys, children, order, ordered):
+        case DictNode(keys, children, order, ordered, attributes):
             built = [build(child, leaves) for child in children]
-            kind = OrderedDict if ordered else dict
-            return kind((keys[place], built[place]) for place in (range(len(keys)) if order is None else order))
+            pairs = ((keys[place], built[place]) for place in (range(len(keys)) if order is None else order))
+            if not ordered:
+                return dict(pairs)
+            value: OrderedDict[Any, Any] = OrderedDict(pairs)
+            for name, attribute in (attributes or {}).items():
+                setattr(value, name, OrderedDict(attribute) if isinstance(attribute, dict) else attribute)
+            return value
         case ListNode(children):
             return [build(child, leaves) for child in children]
         case TupleNode(children):
@@ -562,11 +598,11 @@ def _find_class(module: str, name: str, fields: tuple[str, ...]) -> type[tuple[A
             found = getattr(found, part)
     except Exception as error:  # a module of the user's may raise anything
         detail = f"the value is a named tuple {module}.{name}, which cannot be imported here: {error}"
-        raise _invalid(detail, "define its class in a module that every program can import") from error
+        raise invalid(detail, "define its class in a module that every program can import") from error
     if not isinstance(found, type) or not issubclass(found, tuple) or getattr(found, "_fields", None) != fields:
         names = ", ".join(fields)
         detail = f"the value is a named tuple {module}.{name} with the fields {names}, but this program defines others"
-        raise _invalid(detail, "run the same version of your program everywhere")
+        raise invalid(detail, "run the same version of your program everywhere")
     return found
 
 
@@ -576,11 +612,13 @@ def _find_class(module: str, name: str, fields: tuple[str, ...]) -> type[tuple[A
 def _encode_bundle(value: object, because: str) -> Encoded:
     kept: list[pickle.PickleBuffer] = []
     try:
-        data = pickle.dumps(value, protocol=5, buffer_callback=kept.append)
+        data = _pickled(value, kept.append)
         views = [buffer.raw() for buffer in kept]
+    except UnfitError:
+        raise
     except Exception as error:
         detail = f"a {type(value).__name__} cannot be pickled: {error}"
-        raise _invalid(detail, "put arrays, trees of arrays, or objects that pickle") from error
+        raise invalid(detail, "put arrays, trees of arrays, or objects that pickle") from error
     end = len(data)
     buffers = [(0, memoryview(data))]
     extents = []
@@ -591,9 +629,16 @@ def _encode_bundle(value: object, because: str) -> Encoded:
         end = start + len(view)
     layout = encode_layout(BundleLayout(len(data), tuple(extents), because[:MAX_BECAUSE]))
     if len(layout) > MAX_LAYOUT:
-        raise _invalid(f"an object with {len(extents)} buffers has a layout over {MAX_LAYOUT} bytes", "put it in parts")
+        raise invalid(f"an object with {len(extents)} buffers has a layout over {MAX_LAYOUT} bytes", "put it in parts")
     return Encoded(end, layout, buffers=buffers)
 
 
-def _invalid(detail: str, remedy: str) -> Exception:
-    return Failure(FailureKind.INVALID, detail, remedy).exception()
+def _pickled(value: object, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
+    of_tensors = tensors.pickled_by()
+    if not of_tensors:
+        return pickle.dumps(value, protocol=5, buffer_callback=keep)
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=5, buffer_callback=keep)
+    pickler.dispatch_table = ChainMap(of_tensors, cast(Any, copyreg.dispatch_table))
+    pickler.dump(value)
+    return file.getvalue()

@@ -15,21 +15,18 @@ import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime.objects.device_values import devices_for
-from hoplite_ucx.runtime.objects.layouts import Array
+from hoplite_ucx.runtime.objects.filling import Progress
 from hoplite_ucx.runtime.objects.values import encode
 from hoplite_ucx.runtime.worker import calls, scopes
 from hoplite_ucx.runtime.worker.async_api import AsyncCluster
-from hoplite_ucx.runtime.worker.calls import value_of, value_on
+from hoplite_ucx.runtime.worker.calls import AS_IT_WAS, Library, Wish, value_of, value_on, wish_of
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
     REJOIN_SECONDS,
-    check_copy,
-    check_out,
-    check_outs,
     check_seconds,
     check_stream,
     check_timeout,
-    invalid,
+    list_of_outs,
     list_of_refs,
     list_of_values,
     optional_ref,
@@ -127,10 +124,12 @@ class Cluster:
     ) -> ObjectRef:
         """Store a value, and return its ref.
 
-        A numpy array or number, a Python number, or a dict, list, tuple or named tuple of them (also nested) is stored
-        as it is and can be reduced. Bytes, bytearrays and memoryviews are stored as they are; any other value is
-        pickled. `get` returns what was put, with the keys of dicts in their order. The value may be changed after `put`
-        returns. A second put of a ref is ignored: the first object stays, and no error is raised.
+        A numpy array or number, a tensor of torch, an array of CuPy or of another library that has DLPack, a Python
+        number, or a dict, list, tuple or named tuple of them (nested too) is stored as it is and can be reduced. Bytes,
+        bytearrays, memoryviews and other buffers are stored as they are; any other value is pickled. `get` returns what
+        was put, with the keys of dicts in their order. The value may be changed after `put` returns.
+
+        A second put of a ref is ignored: the first object stays, and no error is raised.
 
         Arrays of CuPy are stored on their device if this host's agent can do that, and else on the host. They are
         copied behind what computes them on the current stream, or on `stream`: one of CuPy or torch, or its pointer.
@@ -193,6 +192,8 @@ class Cluster:
         out: Any = ...,
         copy: bool = ...,
         device: int | None = ...,
+        like: Library | None = ...,
+        progress: Progress | None = ...,
     ) -> Any: ...
     @overload
     def get(
@@ -203,6 +204,8 @@ class Cluster:
         out: Sequence[Any] | None = ...,
         copy: bool = ...,
         device: int | None = ...,
+        like: Library | None = ...,
+        progress: Progress | None = ...,
     ) -> list[Any]: ...
     def get(
         self,
@@ -212,13 +215,21 @@ class Cluster:
         out: Any = None,
         copy: bool = False,
         device: int | None = None,
+        like: Library | None = None,
+        progress: Progress | None = None,
     ) -> Any:
         """The value of a ref, or the values of several, which are fetched at the same time.
 
         Arrays are read-only and lie in memory that this host's processes share; they stay valid for as long as they are
-        used. With `copy=True` they have their own memory, and are writable. With `out`, the value is copied into an
-        array of the same dtype and shape, which is returned. A get waits for an object that does not exist yet;
-        `timeout=None` waits as long as the object can still come.
+        used. Tensors lie there too, but can be written to: nobody else sees it. With `copy=True` arrays are in memory
+        of their own, and can be written to. `like="numpy"`, `"torch"` or `"cupy"` makes all arrays those of one
+        library; without it they are what was put.
+
+        With `out`, the value is copied into arrays or tensors of the same dtypes and shapes, such as a module's
+        `state_dict()`, and `out` is returned. Nothing is written unless all of it has come and fits. `progress` is
+        called after each array, with the number of bytes that are filled and that of all.
+
+        A get waits for an object that does not exist yet; `timeout=None` waits as long as the object can still come.
 
         With `device`, the number of a CUDA device, arrays are those of CuPy on it, on memory that is shared too: a
         kernel that writes to one loses the CUDA context of this process. With `copy=True` or `out` they are the
@@ -238,19 +249,19 @@ class Cluster:
         seconds = check_timeout(timeout)
         if device is not None:
             return _get_on(ours, ref, seconds, device, copy, out)
-        own = check_copy(copy, out)
         if isinstance(ref, ObjectRef):
-            into = None if out is None else check_out(out)
-            return value_of(ref, *ours.get_one(ref.binary, seconds), into, own)
+            wish = wish_of(copy, like, out, progress)
+            return value_of(ref, *ours.get_one(ref.binary, seconds), wish)
         refs = list_of_refs(ref)
-        return _get(ours, refs, seconds, None if out is None else check_outs(out, len(refs)), own)
+        return _get(ours, refs, seconds, [wish_of(copy, like, each, progress) for each in list_of_outs(out, len(refs))])
 
     def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
         """The values of all refs, in order; all are fetched at the same time. `timeout` and errors are those of
         `get`."""
         ours = self._of.client
         seconds = check_timeout(timeout)
-        return _get(ours, list_of_refs(refs), seconds, None, False)
+        given = list_of_refs(refs)
+        return _get(ours, given, seconds, [AS_IT_WAS] * len(given))
 
     def wait(
         self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
@@ -421,9 +432,7 @@ def _get_on(ours: Client, ref: Any, timeout: float | None, device: int, copy: bo
     if isinstance(ref, ObjectRef):
         return value_on(ref, *ours.get_on_device(ref.binary, timeout, devices), device, copy, out)
     refs = list_of_refs(ref)
-    outs = [None] * len(refs) if out is None else list(out)
-    if len(outs) != len(refs):
-        raise invalid(f"out must be a list of {len(refs)} arrays", "give one array for each ref")
+    outs = list_of_outs(out, len(refs))
     ends = None if timeout is None else time.monotonic() + timeout
     found = []
     for name, into in zip(refs, outs, strict=True):
@@ -432,7 +441,6 @@ def _get_on(ours: Client, ref: Any, timeout: float | None, device: int, copy: bo
     return found
 
 
-def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, outs: list[Array] | None, copy: bool) -> list[Any]:
+def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, wishes: Sequence[Wish]) -> list[Any]:
     found = ours.get([ref.binary for ref in refs], timeout)
-    into = outs if outs is not None else [None] * len(refs)
-    return [value_of(ref, *got, out, copy) for ref, got, out in zip(refs, found, into, strict=True)]
+    return [value_of(ref, *got, wish) for ref, got, wish in zip(refs, found, wishes, strict=True)]

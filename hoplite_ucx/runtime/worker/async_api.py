@@ -18,18 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.runtime.objects.layouts import Array
+from hoplite_ucx.runtime.objects.filling import Progress
 from hoplite_ucx.runtime.objects.values import encode
 from hoplite_ucx.runtime.worker import calls, loop_calls, scopes
-from hoplite_ucx.runtime.worker.calls import value_of
+from hoplite_ucx.runtime.worker.calls import AS_IT_WAS, Library, Wish, value_of, wish_of
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
     REJOIN_SECONDS,
-    check_copy,
-    check_out,
-    check_outs,
     check_seconds,
     check_timeout,
+    list_of_outs,
     list_of_refs,
     list_of_values,
     optional_ref,
@@ -144,7 +142,14 @@ class AsyncCluster:
 
     @overload
     async def get(
-        self, ref: ObjectRef, *, timeout: float | None = ..., out: Array | None = ..., copy: bool = ...
+        self,
+        ref: ObjectRef,
+        *,
+        timeout: float | None = ...,
+        out: Any = ...,
+        copy: bool = ...,
+        like: Library | None = ...,
+        progress: Progress | None = ...,
     ) -> Any: ...
     @overload
     async def get(
@@ -152,34 +157,37 @@ class AsyncCluster:
         ref: Sequence[ObjectRef],
         *,
         timeout: float | None = ...,
-        out: Sequence[Array] | None = ...,
+        out: Sequence[Any] | None = ...,
         copy: bool = ...,
+        like: Library | None = ...,
+        progress: Progress | None = ...,
     ) -> list[Any]: ...
     async def get(
         self,
         ref: ObjectRef | Sequence[ObjectRef],
         *,
         timeout: float | None = DEFAULT_TIMEOUT,
-        out: Array | Sequence[Array] | None = None,
+        out: Any = None,
         copy: bool = False,
+        like: Library | None = None,
+        progress: Progress | None = None,
     ) -> Any:
-        """See `Cluster.get`."""
+        """See `Cluster.get`. `progress` may be called on another thread."""
         here = self._here()
         seconds = check_timeout(timeout)
-        own = check_copy(copy, out)
         if isinstance(ref, ObjectRef):
-            into = None if out is None else check_out(out)
-            return await _value(here, ref, await here.get_one(ref.binary, seconds), into, own)
+            wish = wish_of(copy, like, out, progress)
+            return await _value(here, ref, await here.get_one(ref.binary, seconds), wish)
         refs = list_of_refs(ref)
-        outs = [None] * len(refs) if out is None else check_outs(out, len(refs))
-        return await _get(here, refs, seconds, outs, own)
+        wishes = [wish_of(copy, like, each, progress) for each in list_of_outs(out, len(refs))]
+        return await _get(here, refs, seconds, wishes)
 
     async def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
         """See `Cluster.gather`."""
         here = self._here()
         seconds = check_timeout(timeout)
         given = list_of_refs(refs)
-        return await _get(here, given, seconds, [None] * len(given), False)
+        return await _get(here, given, seconds, [AS_IT_WAS] * len(given))
 
     async def wait(
         self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = DEFAULT_TIMEOUT
@@ -319,15 +327,13 @@ async def _at_length(of: Membership, work_within: Callable[[float | None], R], s
     return working.result()
 
 
-async def _get(
-    here: LoopCalls, refs: list[ObjectRef], timeout: float | None, outs: Sequence[Array | None], copy: bool
-) -> list[Any]:
+async def _get(here: LoopCalls, refs: list[ObjectRef], timeout: float | None, wishes: Sequence[Wish]) -> list[Any]:
     found = await here.get([ref.binary for ref in refs], timeout)
-    return [await _value(here, ref, got, out, copy) for ref, got, out in zip(refs, found, outs, strict=True)]
+    return [await _value(here, ref, got, wish) for ref, got, wish in zip(refs, found, wishes, strict=True)]
 
 
-async def _value(here: LoopCalls, ref: ObjectRef, got: Got, out: Array | None, copy: bool) -> Any:
+async def _value(here: LoopCalls, ref: ObjectRef, got: Got, wish: Wish) -> Any:
     memory, layout = got
     if len(memory) <= here.client.greeting.small_limit:
-        return value_of(ref, memory, layout, out, copy)
-    return await in_thread(partial(value_of, ref, memory, layout, out, copy))
+        return value_of(ref, memory, layout, wish)
+    return await in_thread(partial(value_of, ref, memory, layout, wish))

@@ -6,27 +6,33 @@ questions, is sent the replies, and returns the result. Its driver knows connect
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import MAX_DESCRIBED
 from hoplite_ucx.runtime.local import wire
-from hoplite_ucx.runtime.objects import on_device, values
-from hoplite_ucx.runtime.objects.layouts import Array
+from hoplite_ucx.runtime.objects import filling, on_device, values
+from hoplite_ucx.runtime.objects.filling import Progress
+from hoplite_ucx.runtime.objects.layouts import Kind
 from hoplite_ucx.runtime.objects.values import Encoded
 from hoplite_ucx.runtime.worker.checks import (
     about,
     check_count,
+    check_like,
+    check_out,
+    check_progress,
     check_timeout,
     invalid,
     list_of_refs,
+    no_memory,
     one_ref,
     operation,
     optional_ref,
 )
 from hoplite_ucx.runtime.worker.object_info import ObjectInfo, info_of
 from hoplite_ucx.runtime.worker.refs import ObjectRef
+from hoplite_ucx.transports import shm
 
 _DELETED_AT_ONCE = 1000
 """More would keep the agent busy for too long for the other processes of the host."""
@@ -163,17 +169,36 @@ def contributors(ref: ObjectRef, timeout: float | None) -> Steps[list[ObjectRef]
     return [ObjectRef(name) for name in reply.refs]
 
 
-def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, out: Array | None, copy: bool) -> Any:
+class Wish(NamedTuple):
+    """How a user wants the value of an object: see `Cluster.get`."""
+
+    copy: bool = False
+    like: Kind | None = None
+    out: object = None
+    progress: Progress | None = None
+
+
+AS_IT_WAS = Wish()
+Library: TypeAlias = Literal["numpy", "torch", "cupy"]
+
+
+def wish_of(copy: object, like: object, out: object, progress: object) -> Wish:
+    if not copy and like is None and out is None and progress is None:
+        return AS_IT_WAS
+    return Wish(bool(copy), check_like(like), check_out(copy, like, out), check_progress(progress, out))
+
+
+def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, wish: Wish) -> Any:
     """The value that was got, in the form the user wants."""
     try:
-        if copy:
-            return values.decode_copy(memory, layout)
-        if out is None:
-            return values.decode(memory, layout)
-        values.copy_out(memory, layout, out)
+        if wish.out is not None:
+            filling.fill(memory, layout, wish.out, wish.progress)
+            return wish.out
+        return (values.decode_copy if wish.copy else values.decode)(memory, layout, wish.like)
     except HopliteError as error:
         raise about(error, ref) from error
-    return out
+    except shm.NotWritableError as error:
+        raise about(no_memory(error), ref) from error
 
 
 def value_on(ref: ObjectRef, memory: memoryview | Window, layout: bytes, device: int, copy: bool, out: Any) -> Any:

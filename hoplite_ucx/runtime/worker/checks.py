@@ -10,7 +10,8 @@ import numpy as np
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import Operation
-from hoplite_ucx.runtime.objects.layouts import MAX_BYTES, SAFE_DIMENSIONS, Array, Leaf, describe_dtype
+from hoplite_ucx.runtime.objects import filling
+from hoplite_ucx.runtime.objects.layouts import MAX_BYTES, SAFE_DIMENSIONS, Kind, Leaf, describe_dtype
 from hoplite_ucx.runtime.settings import HostSettings, load
 from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
 from hoplite_ucx.settings.errors import ConfigurationError
@@ -26,6 +27,11 @@ REJOIN_SECONDS = 20.0
 
 def invalid(detail: str, remedy: str) -> HopliteError:
     return Failure(FailureKind.INVALID, detail, remedy).exception()
+
+
+def no_memory(error: OSError) -> HopliteError:
+    remedy = "drop arrays that came from get, or raise RLIMIT_NOFILE and vm.max_map_count"
+    return Failure(FailureKind.STORE_FULL, f"memory could not be mapped: {error}", remedy).exception()
 
 
 def about(error: HopliteError, ref: ObjectRef) -> HopliteError:
@@ -59,9 +65,8 @@ def list_of_refs(refs: object, most: int | None = None) -> list[ObjectRef]:
 
 def list_of_values(values: object) -> list[object]:
     """The argument of `put_many`; one value alone is probably a mistake."""
-    if isinstance(values, str | bytes | bytearray | memoryview | Mapping | np.ndarray) or not isinstance(
-        values, Iterable
-    ):
+    one = (str, bytes, bytearray, memoryview, Mapping, np.ndarray)
+    if isinstance(values, one) or hasattr(values, "__dlpack__") or not isinstance(values, Iterable):
         raise invalid(f"a list of values is needed, not a {type(values).__name__}", "use put() for one value")
     return list(values)
 
@@ -166,17 +171,27 @@ def check_memory(memory: object) -> int | None:
     return int(limit)
 
 
-def check_copy(copy: object, out: object) -> bool:
-    if copy and out is not None:
-        raise invalid("copy=True and out= cannot both be given", "give one of them: out= already receives a copy")
-    return bool(copy)
+def check_like(like: object) -> Kind | None:
+    """Which library's arrays are wanted."""
+    if like is None:
+        return None
+    kind = _LIBRARIES.get(like) if isinstance(like, str) else None
+    if kind is None:
+        known = ", ".join(f'"{name}"' for name in _LIBRARIES)
+        raise invalid(f"like= is the name of a library, not {_shown(like)}", f"use one of {known}")
+    return kind
 
 
-def check_out(out: object) -> Array:
-    if not isinstance(out, np.ndarray):
-        raise invalid(f"out must be a numpy array, not a {type(out).__name__}", "give an array to fill")
-    if not out.flags.writeable:
-        raise invalid("out is read-only", "give an array that can be written to")
+_LIBRARIES = {"numpy": Kind.ARRAY, "torch": Kind.TORCH, "cupy": Kind.CUPY}
+
+
+def check_out(copy: object, like: object, out: object) -> object:
+    if out is not None:
+        if copy:
+            raise invalid("copy=True and out= cannot both be given", "give one of them: out= already receives a copy")
+        if like is not None:
+            raise invalid("like= and out= cannot both be given", "give one of them: out= is filled, whatever it is")
+        filling.check(out)
     return out
 
 
@@ -189,10 +204,21 @@ def check_stream(stream: object) -> int:
     return found
 
 
-def check_outs(outs: object, needed: int) -> list[Array]:
-    if isinstance(outs, np.ndarray) or not isinstance(outs, Sequence) or len(outs) != needed:
-        raise invalid(f"out must be a list of {needed} arrays", "give one array for each ref")
-    return [check_out(array) for array in outs]
+def check_progress(progress: object, out: object) -> filling.Progress | None:
+    if progress is not None:
+        if out is None:
+            raise invalid("progress= is given without out=", "give what is to be filled, too")
+        if not callable(progress):
+            raise invalid(f"progress= is a function of two numbers, not a {type(progress).__name__}", "correct it")
+    return progress
+
+
+def list_of_outs(outs: object, needed: int) -> Sequence[object]:
+    if outs is None:
+        return [None] * needed
+    if not isinstance(outs, list | tuple) or len(outs) != needed or any(each is None for each in outs):
+        raise invalid(f"out must be a list of {needed} arrays", "give one array or tree of them for each ref")
+    return outs
 
 
 def check_array(shape: object, dtype: Any) -> Leaf:

@@ -25,6 +25,7 @@ from hoplite_ucx.runtime.objects.kernels import Bytes
 from hoplite_ucx.runtime.objects.values import Encoded
 from hoplite_ucx.runtime.worker import device_memory
 from hoplite_ucx.runtime.worker.calls import Steps
+from hoplite_ucx.runtime.worker.checks import no_memory
 from hoplite_ucx.runtime.worker.connection import Connection, over
 from hoplite_ucx.runtime.worker.direct_lookup import Reader
 from hoplite_ucx.runtime.worker.releases import Releases
@@ -349,7 +350,7 @@ class Client:
                     return device_memory.map_to_fill(fd, space)
                 self._mine[space.backing] = shm.map_writable(fd, space.capacity)
             except OSError as error:
-                raise _no_memory(error) from error
+                raise no_memory(error) from error
             finally:
                 os.close(fd)
         return self._mine[space.backing].data
@@ -360,7 +361,7 @@ class Client:
             array = self._mine.pop(space.backing) if space.known else shm.map_writable(fd, space.capacity)
         except OSError as error:
             os.close(fd)
-            raise _no_memory(error) from error
+            raise no_memory(error) from error
         return shm.Workspace(fd, array)
 
     def get_on_device(
@@ -403,7 +404,7 @@ class Client:
         except BaseException as error:
             self._release(value.pin, forks)
             if isinstance(error, OSError):
-                raise _no_memory(error) from error
+                raise no_memory(error) from error
             raise
         finally:
             os.close(fd)
@@ -570,7 +571,7 @@ class OpenPut:
         try:
             return workspace.settle(len(workspace.array) if watermark == self._size else watermark)
         except OSError as error:
-            raise _no_memory(error) from error
+            raise no_memory(error) from error
 
 
 class _Calls:
@@ -613,11 +614,6 @@ def closed(detail: str, remedy: str) -> HopliteError:
 def forked() -> HopliteError:
     detail = "this process was forked from one that uses hoplite, and cannot use its connections"
     return closed(detail, "call init() or connect() in the child, or start it with the 'spawn' method")
-
-
-def _no_memory(error: OSError) -> HopliteError:
-    remedy = "drop arrays that came from get, or raise RLIMIT_NOFILE and vm.max_map_count"
-    return Failure(FailureKind.STORE_FULL, f"memory could not be mapped: {error}", remedy).exception()
 
 
 class _Alive(Generic[T]):

@@ -235,7 +235,7 @@ class Half(Encoded):
             yield end // 2
             print("half", flush=True)
             time.sleep(600)
-host.client.put(ref.binary, Half(whole.size, whole.layout, whole.arrays), 60)
+host.client.put(ref.binary, Half(whole.size, whole.layout, whole.leaves, whole.arrays), 60)
 """
 
 

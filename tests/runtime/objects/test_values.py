@@ -1,8 +1,10 @@
 """Values become objects and come back equal: every kind of array, trees, and whatever pickles."""
 
 import array
+import gc
 import sys
 import tracemalloc
+import weakref
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -476,18 +478,25 @@ def test_any_two_layouts_can_be_compared(layout: bytes) -> None:
     assert difference(layout, values.encode(np.arange(3)).layout)
 
 
-def test_copying_out() -> None:
-    encoded = values.encode(np.arange(6.0).reshape(2, 3))
-    memory = memoryview(encoded.to_bytes())
-    out = np.empty((2, 3))
-    values.copy_out(memory, encoded.layout, out)
-    assert np.array_equal(out, np.arange(6.0).reshape(2, 3))
-    for wrong in (np.empty(6), np.empty((2, 3), np.float32)):
-        with pytest.raises(InvalidRequestError, match="the object is float64"):
-            values.copy_out(memory, encoded.layout, wrong)
-    bundle = values.encode("text")
-    with pytest.raises(InvalidRequestError, match="out= takes one array"):
-        values.copy_out(memoryview(bundle.to_bytes()), bundle.layout, out)
+def test_values_that_are_pickled_keep_nothing_of_their_putter() -> None:
+    """An error that is caught on the way must not be a part of a cycle: it would hold the frames of all callers."""
+
+    def put() -> weakref.ref[Kept]:
+        kept = Kept()
+        values.encode(["text", 1])
+        values.encode({"a": [1, "text"]})
+        return weakref.ref(kept)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert put()() is None
+    finally:
+        gc.enable()
+
+
+class Kept:
+    pass
 
 
 def test_copies_can_be_written_to() -> None:

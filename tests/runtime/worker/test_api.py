@@ -430,8 +430,8 @@ def bad_calls() -> list[tuple[str, Callable[[], Any]]]:
         ("get bytes", lambda: hoplite.get(b"0" * 16)),  # type: ignore[call-overload]
         ("get text list", lambda: hoplite.get(["x"])),  # type: ignore[list-item]
         ("get set", lambda: hoplite.get({ref})),  # type: ignore[call-overload]
-        ("get out list", lambda: hoplite.get(ref, out=[1])),  # type: ignore[call-overload]
-        ("get out text", lambda: hoplite.get(ref, out="x")),  # type: ignore[call-overload]
+        ("get out list", lambda: hoplite.get(ref, out=[1])),
+        ("get out text", lambda: hoplite.get(ref, out="x")),
         ("get outs", lambda: hoplite.get(refs, out=[])),
         ("get out read-only", lambda: hoplite.get(ref, out=np.broadcast_to(np.zeros(1), (3,)))),
         ("gather one", lambda: hoplite.gather(ref)),  # type: ignore[arg-type]
