@@ -131,8 +131,8 @@ def test_like_chooses_the_library() -> None:
     [
         ({"like": "jax"}, "like= is the name of a library"),
         ({"like": torch}, "like= is the name of a library"),
-        ({"like": "torch", "out": np.zeros(3)}, "like= and out= are given both"),
-        ({"copy": True, "out": np.zeros(3)}, "copy=True and out= are given both"),
+        ({"like": "torch", "out": np.zeros(3)}, "like= and out= cannot both be given"),
+        ({"copy": True, "out": np.zeros(3)}, "copy=True and out= cannot both be given"),
         ({"progress": print}, "progress= is given without out="),
         ({"progress": 5, "out": np.zeros(3)}, "progress= is a function"),
         ({"out": torch.nn.Linear(1, 1)}, "out is a Linear, which cannot be filled"),
