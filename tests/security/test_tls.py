@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ import uvloop
 import hoplite_ucx as hoplite
 from hoplite_ucx.transports.configuration import ConfigurationError, TlsFiles, load
 from hoplite_ucx.transports.errors import TransportError, WrongTlsError, WrongTokenError
+from hoplite_ucx.transports.interface import Fault
 from hoplite_ucx.transports.mixed_transport import open_transport
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
 from hoplite_ucx.transports.testing.conformance.tools import Receiving
@@ -302,6 +304,18 @@ def test_links_with_and_without_tls_do_not_meet() -> None:
         eventually(lambda: lost and a.refused)
         assert isinstance(lost[0], WrongTlsError)
         assert isinstance(a.refused[0], WrongTlsError)
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_link_on_which_tls_cannot_begin_closes_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_tls: Tls, sock: socket.socket, *, server_side: bool) -> None:
+        """As `ssl` fails when memory is short: it has taken the descriptor by then."""
+        sock.close()
+        raise ssl.SSLError("on purpose")
+
+    monkeypatch.setattr(Tls, "wrap", fail)
+    with TlsEndpoint(1) as a, TlsEndpoint(2) as b:
+        assert Receiving(b, 1, a.address, (2, 1), 1000).wait() == (0, Fault.BROKEN)
 
 
 def test_a_connection_that_ended_before_tls(files: TlsFiles) -> None:

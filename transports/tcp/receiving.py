@@ -121,7 +121,11 @@ class ReceivingLink:
         self._header = bytearray(DATA.size)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=f"hoplite-recv-{peer:x}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread is left
+            os.close(self._wake)
+            raise
 
     # --- for other threads -------------------------------------------------------------------------------------
 
@@ -389,14 +393,16 @@ class ReceivingLink:
             for incoming in left:
                 self._remove(incoming)
             if self._sock is not None:
-                # With a reset, so that a sender that waits for room in our window notices at once.
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                # With a reset, so that a sender that waits for room in our window notices at once. A socket that TLS
+                # took and then failed with has no descriptor any more.
+                with suppress(OSError):
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 self._sock.close()
             self._sock = None
             os.close(self._wake)
-        self._on_ended(self)
-        if error is not None and not self._closed:
-            self._on_lost(error)
-        with ExitStack() as stack:  # all of them, even if the callback of one fails
+        with ExitStack() as stack:  # all streams are closed, even if a callback fails
             for incoming in reversed(left):
                 stack.callback(incoming.close, None if incoming in cancelled else Fault.BROKEN)
+            self._on_ended(self)
+            if error is not None and not self._closed:
+                self._on_lost(error)

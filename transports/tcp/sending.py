@@ -147,7 +147,12 @@ class SendingLink:
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # edge-triggered: it need not be read
         self._thread = threading.Thread(target=self._run, name=f"hoplite-send-{peer:x}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread is left
+            self._epoll.close()
+            os.close(self._wake)
+            raise
 
     # --- for other threads -------------------------------------------------------------------------------------
 
@@ -582,9 +587,9 @@ class SendingLink:
             self._records = b""
             self._grace = time.monotonic() + (self._timers.grace if self._serving else 0.0)
             expected = self._closed or self._next_sock is not None or not carried
-        if not expected:
-            self._on_lost(error)
-        self._close_streams(carried)
+        with self._closing(carried):
+            if not expected:
+                self._on_lost(error)
 
     def _end(self) -> None:
         with self._lock:
@@ -597,11 +602,12 @@ class SendingLink:
             self._asleep = False
             self._epoll.close()
             os.close(self._wake)
-        self._on_ended(self)
-        self._close_streams(left)
+        with self._closing(left):
+            self._on_ended(self)
 
-    def _close_streams(self, streams: list[Outgoing]) -> None:
-        """Close them all, even if the callback of one fails."""
-        with ExitStack() as stack:
-            for outgoing in reversed(streams):
-                stack.callback(self._close_stream, outgoing)
+    def _closing(self, streams: list[Outgoing]) -> ExitStack:
+        """Close all of them at the end of the block, even if a callback fails."""
+        stack = ExitStack()
+        for outgoing in reversed(streams):
+            stack.callback(self._close_stream, outgoing)
+        return stack

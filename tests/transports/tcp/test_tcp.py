@@ -1,5 +1,6 @@
 """The TCP transport keeps what every transport must, and believes no peer that breaks the rules of its frames."""
 
+import os
 import socket
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from hoplite_ucx.transports.errors import ViolationError
 from hoplite_ucx.transports.interface import Fault, Side
-from hoplite_ucx.transports.tcp import sending
+from hoplite_ucx.transports.tcp import receiving, sending
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record
 from hoplite_ucx.transports.tcp.sending import FIRST_FRAME
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
@@ -246,6 +247,57 @@ def test_the_first_frame_of_a_stream_is_short() -> None:
                 assert DATA.unpack(file.read(DATA.size)) == (1, length, offset)
                 assert len(file.read(length)) == length
         outgoing.wait()
+
+
+def test_a_link_that_is_dropped_just_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = receiving.tune
+    with endpoints(TcpEndpoint, 1, 2) as (a, b):
+
+        def drop_first(sock: socket.socket) -> None:
+            """Called by the link's thread, which has a socket that is not connected yet."""
+            wait_until(lambda: any(link.streams for link in b.transport.links()), "the link has its stream")
+            b.transport.drop(a.node)
+            tune(sock)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(receiving, "tune", drop_first)
+            incoming = Receiving(b, a.node, a.address, next_key(), SIZE)
+            assert incoming.wait() == (0, Fault.BROKEN)
+        wait_until(lambda: not b.transport.links(), "the link is gone")
+        key = next_key()
+        again = Receiving(b, a.node, a.address, key, SIZE)
+        Serving(a, b.node, key, filled(1, SIZE), SIZE)
+        again.complete(1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_streams_close_even_if_the_report_of_a_lost_link_fails() -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    with TcpEndpoint(1, on_lost=fail) as a, TcpEndpoint(2, on_lost=fail) as b:
+        key = next_key()
+        incoming = Receiving(b, a.node, a.address, key, SIZE)
+        outgoing = Serving(a, b.node, key, filled(1, SIZE, watermark=1), SIZE)
+        wait_until(lambda: incoming.position == 1, "it runs")
+        (link,) = a.transport._links.sending.values()
+        link._shut_socket()  # neither side has asked for that
+        assert incoming.wait() == (1, Fault.BROKEN)
+        outgoing.wait()
+
+
+def test_links_without_a_thread_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with TcpEndpoint(1) as end:
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail)
+            for number in range(20):
+                assert Receiving(end, 2, end.address, (1, number), SIZE).wait() == (0, Fault.BROKEN)
+                Serving(end, 2, (2, number), filled(1, SIZE), SIZE).wait()
+        assert len(os.listdir("/proc/self/fd")) < before + 20
 
 
 def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
