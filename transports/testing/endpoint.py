@@ -18,7 +18,8 @@ from hoplite_ucx.transports.wire.session import Listener
 __all__ = ["LOOPBACK", "ListeningEndpoint"]
 
 LOOPBACK = "127.0.0.1"
-_SECONDS = 5.0
+# Long for a busy machine, and shorter than the kernel waits for a peer that is stopped.
+_SECONDS = 20.0
 
 
 _T = TypeVar("_T", bound=Transport)
@@ -54,7 +55,7 @@ class ListeningEndpoint(Generic[_T]):
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_SECONDS)
-        return self.transport.close() and not self._thread.is_alive()
+        return self.transport.close(_SECONDS) and not self._thread.is_alive()
 
     def __enter__(self) -> Self:
         return self
