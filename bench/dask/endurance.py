@@ -36,7 +36,7 @@ def _round(bench: Bench, number: int) -> None:
 def main() -> None:
     with started() as bench:
         rounds = bench.plan.more["rounds"]
-        looks = {max(1, rounds // 10), rounds}
+        looks = {max(1, rounds // 10), rounds // 2, rounds}
         for number in range(1, rounds + 1):
             _round(bench, number)
             if number in looks:
