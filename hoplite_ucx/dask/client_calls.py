@@ -195,7 +195,19 @@ async def _reduce(client: Client, futures: list[Future | Shared], op: str, count
         priority=anchors.PRIORITY,
         pure=False,
     )
+    if count < len(refs):
+        _keep_until_decided(anchor, sources)
     return Shared.anchored(lease.terms.cluster_id, target, anchor, sources)
+
+
+_undecided: dict[Any, tuple[Future, list[Shared]]] = {}
+
+
+def _keep_until_decided(anchor: Future, sources: list[Shared]) -> None:
+    """The anchor of a reduction that does not wait for all its sources depends on none of them in Dask. If the caller
+    drops the result, because a task has it, the sources must not be forgotten before they have gone in."""
+    _undecided[anchor.key] = (anchor, sources)
+    anchor.add_done_callback(lambda done: _undecided.pop(done.key, None))
 
 
 def value_of(future: Future) -> OpenedResult:

@@ -80,6 +80,18 @@ def test_reduce_of_the_first_that_are_ready(client: Any) -> None:
     event.set()
 
 
+def test_sources_go_in_though_the_program_drops_them_at_once(client: Any) -> None:
+    from distributed import Event
+
+    event = Event("let the sources go", client=client)
+    sources = [client.submit(_after, event.name, SIZE, pure=False) for _ in range(2)]
+    used = client.submit(tasks.total, hoplite_dask.reduce(sources, count=1))  # the result's handle is dropped here
+    del sources
+    gc.collect()
+    event.set()
+    assert used.result(HANG) == 100.0 * SIZE
+
+
 def _after(event: str, size: int) -> Any:
     from distributed import Event
 
