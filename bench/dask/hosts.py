@@ -26,17 +26,26 @@ _MEMORY = ("TARGET", "SPILL", "PAUSE", "TERMINATE")
 
 
 def reports(
-    program: str, plan: dict[str, Any], *, workers: int, rate: float, nanny: bool = False, seconds: float
+    program: str,
+    plan: dict[str, Any],
+    *,
+    workers: int,
+    rate: float,
+    seconds: float,
+    nanny: bool = False,
+    profile: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Run a module of this package as a client of a Dask cluster that is made for it, and yield what it reports. Each
-    report has so many seconds."""
-    with _dask(workers, rate, nanny) as (cluster, folder, stack):
+    report has so many seconds. Without `profile`, Dask's profiler is off: its history grows for a quarter of an
+    hour."""
+    environment = _environment(profile)
+    with _dask(workers, rate, nanny, environment) as (cluster, folder, stack):
         address = f"tcp://{cluster.hosts[0].address}:{_PORT}"
         log = stack.enter_context((folder / "program").open("w+b"))
         command = [sys.executable, "-P", "-m", f"hoplite_ucx.bench.dask.{program}"]
         told = {"address": address, "workers": workers, "rate": rate, **plan}
         leader = LineProcess(
-            cluster.hosts[0], [*command, json.dumps(told)], f"the Dask program {program}", _environment(), log
+            cluster.hosts[0], [*command, json.dumps(told)], f"the Dask program {program}", environment, log
         )
         stack.callback(leader.close)
         while (line := leader.line(time.monotonic() + seconds)) != END:
@@ -44,7 +53,9 @@ def reports(
 
 
 @contextmanager
-def _dask(workers: int, rate: float, nanny: bool) -> Iterator[tuple[Cluster, Path, ExitStack]]:
+def _dask(
+    workers: int, rate: float, nanny: bool, environment: dict[str, str]
+) -> Iterator[tuple[Cluster, Path, ExitStack]]:
     with Cluster(hosts=workers + 1, rate=rate) as cluster, ExitStack() as stack:
         made = tempfile.TemporaryDirectory(prefix="hoplite-dask-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(made))
@@ -54,7 +65,7 @@ def _dask(workers: int, rate: float, nanny: bool) -> Iterator[tuple[Cluster, Pat
             with (folder / f"host-{index}").open("ab") as log:
                 cluster.hosts[index].popen(
                     [sys.executable, "-P", "-m", *arguments],
-                    env=_environment(),
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -70,6 +81,7 @@ def _dask(workers: int, rate: float, nanny: bool) -> Iterator[tuple[Cluster, Pat
         yield cluster, folder, stack
 
 
-def _environment() -> dict[str, str]:
+def _environment(profile: bool) -> dict[str, str]:
     memory = {f"DASK_DISTRIBUTED__WORKER__MEMORY__{name}": "False" for name in _MEMORY}
-    return {**os.environ, "OMP_NUM_THREADS": "1", **memory}
+    profiler = {"DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": str(profile)}
+    return {**os.environ, "OMP_NUM_THREADS": "1", **memory, **profiler}

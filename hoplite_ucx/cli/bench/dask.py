@@ -125,7 +125,7 @@ def rounds(
     plan = {"size": size, "rounds": count}
     with refusals():
         seconds = _ROUND_SECONDS + 5.0 * count
-        looks = list(reports("endurance", plan, workers=workers, rate=rate, seconds=seconds))
+        looks = list(reports("endurance", plan, workers=workers, rate=rate, seconds=seconds, profile=False))
     for look in looks:
         typer.echo(json.dumps(look))
     grown = growth(looks[0], looks[-1])
