@@ -11,6 +11,8 @@ Rules of every transport:
 - After `on_closed` of a receiving stream nothing is written to its sink; of a sending one, nothing is read.
 - A cancelled stream closes within `CLOSE_SECONDS`, whatever the peer does.
 - A stream that waits (for its source, its sink, or its turn) holds up no other stream of its link.
+- A receiver whose sender has not begun to serve, or has stopped, waits until it is cancelled: the layer above watches
+  the positions, and knows whom to ask instead.
 - A sender forwards whatever is below the watermark, a granule at most at a time; it never waits for a full granule.
 """
 

@@ -8,14 +8,17 @@ import pytest
 from hoplite_ucx.transports import mixed_transport
 from hoplite_ucx.transports.tcp import transport as tcp_transport
 from hoplite_ucx.transports.testing.conformance import Maker
-from hoplite_ucx.transports.testing.conformance.faults import check_nobody_there
+from hoplite_ucx.transports.testing.conformance.faults import check_garbage, check_nobody_there
 from hoplite_ucx.transports.ucx import receiving as ucx
 from hoplite_ucx.transports.ucx import transport as ucx_transport
+from hoplite_ucx.transports.wire import session
+from hoplite_ucx.transports.wire.handshake import HANDSHAKE_SECONDS
 from tests.tools.waiting import HANG
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who connects waits until the other side is there; so does who serves."""
+    """Who connects waits until the other side is there; so do who listens and who serves."""
+    monkeypatch.setattr(session, "HANDSHAKE_SECONDS", HANG / 3)
     monkeypatch.setattr(ucx, "GREETING_SECONDS", HANG / 3)
     make_timers(monkeypatch, connect=HANG / 3, handshake=HANG / 3)
 
@@ -35,4 +38,6 @@ def run_check(monkeypatch: pytest.MonkeyPatch, check: Callable[[Maker], None], m
     """A check of the conformance kit."""
     if check is check_nobody_there:
         give_up_soon(monkeypatch)
+    if check is check_garbage:  # it waits until those that say nothing are dropped
+        monkeypatch.setattr(session, "HANDSHAKE_SECONDS", HANDSHAKE_SECONDS)
     check(make)

@@ -228,7 +228,7 @@ async def connect(
     except OSError as error:
         raise connect_failure(error, address, seconds) from error
     try:
-        peer = await _run(client(me, kind, address, expect), sock, address)
+        peer = await _run(client(me, kind, address, expect), sock, address, HANDSHAKE_SECONDS)
         session = Session(peer, made, max_frame)
         if me.tls is None:
             await asyncio.get_running_loop().create_connection(lambda: session, sock=sock)
@@ -427,7 +427,7 @@ class Listener:
         try:
             sock.setblocking(False)
             tune(sock)
-            peer = await _run(server(self.identity, self._kinds, address), sock, address)
+            peer = await _run(server(self.identity, self._kinds, address), sock, address, HANDSHAKE_SECONDS)
             if peer.kind is Kind.BULK and self._on_link is not None:
                 if self.identity.tls is not None:
                     sock = secured = self.identity.tls.wrap(sock, server_side=True)
@@ -465,9 +465,7 @@ class Listener:
             self._on_refused(error)
 
 
-async def _run(
-    steps: Generator[bytes | int, bytes, _T], sock: socket.socket, address: str, seconds: float = HANDSHAKE_SECONDS
-) -> _T:
+async def _run(steps: Generator[bytes | int, bytes, _T], sock: socket.socket, address: str, seconds: float) -> _T:
     """Drive a handshake on a socket that does not block."""
     loop = asyncio.get_running_loop()
     answer: bytes | None = None

@@ -311,11 +311,12 @@ def test_a_reset_is_noticed(run: Callable[..., None]) -> None:
 def test_many_at_once(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends of all of them are on one loop."""
     monkeypatch.setattr(sessions, "HANDSHAKE_SECONDS", HANG)
-    monkeypatch.setattr(sessions, "CONNECT_SECONDS", HANG)
 
     async def work() -> None:
         async with serving() as server:
-            opened = [connect(server.address, Identity(n, TOKEN), Kind.PEER, End().made) for n in range(MANY)]
+            opened = [
+                connect(server.address, Identity(n, TOKEN), Kind.PEER, End().made, seconds=HANG) for n in range(MANY)
+            ]
             made = await asyncio.gather(*opened)
             assert not server.refused
             for session in made:
