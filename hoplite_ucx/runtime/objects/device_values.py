@@ -75,9 +75,13 @@ def fill(leaf: Leaf, memory: memoryview | Window, out: Any) -> None:
 def placement(arrays: Iterable[Any]) -> int | None:
     """The device on which a value is stored best: the one that has most of it, if that is half of its bytes or more."""
     sizes: Counter[int | None] = Counter()
+    on_host = 0
     for array in arrays:
-        if hasattr(array, "nbytes"):
+        if isinstance(array, np.ndarray) or getattr(array, "is_cpu", False):
+            on_host += array.nbytes
+        elif hasattr(array, "nbytes"):
             sizes[device_of(array)] += array.nbytes
+    sizes[None] += on_host
     on_devices = {device: size for device, size in sizes.items() if device is not None and size}
     if not on_devices or 2 * sum(on_devices.values()) < sizes.total():
         return None

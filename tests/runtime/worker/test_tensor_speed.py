@@ -51,10 +51,8 @@ def test_a_state_dict_of_256_mib_costs_what_a_dict_of_numpy_costs(dtype: torch.d
     arrays = {f"layer{i}.weight": np.ones((1024, 4096), np.float32) for i in range(16)}
     tensors = {name: torch.ones(array.nbytes // dtype.itemsize, dtype=dtype) for name, array in arrays.items()}
     (numpy_put, numpy_get), (put, get) = in_turns(arrays, tensors)
-    sys.stdout.write(
-        f"{dtype}: put {put / numpy_put:.2f} x, get {get / numpy_get:.2f} x of {numpy_put:.3f} and {numpy_get:.5f} s"
-        + "\n"
-    )
+    sys.stdout.write(f"{dtype}: put {put / numpy_put:.2f} x of {numpy_put:.3f} s, ")
+    sys.stdout.write(f"get {get / numpy_get:.2f} x of {1e3 * numpy_get:.2f} ms\n")
     assert put <= 1.3 * numpy_put
     assert get <= max(1.3 * numpy_get, numpy_get + 1e-3), "less than a millisecond is a matter of system calls"
 
@@ -62,7 +60,7 @@ def test_a_state_dict_of_256_mib_costs_what_a_dict_of_numpy_costs(dtype: torch.d
 def test_tensors_of_64_kib_cost_little_more_than_one_array() -> None:
     whole = np.ones(10_000 * 64 * KIB // 4, np.float32)
     (one, _), (many, _) = in_turns(whole, {str(i): torch.ones(16 * KIB) for i in range(10_000)}, rounds=4)
-    sys.stdout.write(f"10,000 x 64 KiB: put {many / one:.2f} x of {one:.3f} s" + "\n")
+    sys.stdout.write(f"10,000 x 64 KiB: put {many / one:.2f} x of {one:.3f} s\n")
     assert many <= 2 * one
 
 
@@ -74,10 +72,8 @@ def test_a_tensor_of_1_kib_costs_the_same_among_few_and_many(count: int) -> None
     saved = seconds(lambda: torch.save(tensors, file))
     file.seek(0)
     loaded = seconds(lambda: torch.load(file))
-    each = [f"{1e6 * taken / count:.1f}" for taken in (put, get, saved, loaded)]
-    sys.stdout.write(
-        f"{count} x 1 KiB: put {each[0]} us, get {each[1]} us a leaf; torch.save {each[2]}, load {each[3]}" + "\n"
-    )
+    each = ", ".join(f"{1e6 * taken / count:.1f}" for taken in (put, get, saved, loaded))
+    sys.stdout.write(f"{count} x 1 KiB, microseconds a leaf: {each} (put, get, torch.save, torch.load)\n")
     once = 1e-3  # a put and a get of anything
     assert put - once <= 15e-6 * count
     assert get - once <= 10e-6 * count
