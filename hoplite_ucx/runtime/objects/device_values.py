@@ -30,8 +30,10 @@ PIECE = 16 << 20
 
 def device_of(array: Any) -> int | None:
     """The number of the device that an array is on; None if it is on the host."""
-    if isinstance(array, np.ndarray) or getattr(array, "is_cpu", False):
+    if isinstance(array, np.ndarray):
         return None
+    if (on_device := getattr(array, "is_cuda", None)) is not None:  # torch's
+        return int(array.device.index) if on_device else None
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         return None
@@ -100,8 +102,7 @@ def copy_into(pieces: Iterable[tuple[Leaf, Any]], memory: Window, stream: int | 
                 copy(place, source.reshape(-1, order="A").view(np.uint8).data)
                 yield leaf.offset + size
                 continue
-            pointer = source.__cuda_array_interface__["data"][0]
-            yield from _copy_on_stream(driver, place, pointer, leaf.offset, _stream(source, stream))
+            yield from _copy_on_stream(driver, place, _pointer(source), leaf.offset, _stream(source, stream))
 
 
 def _copy_on_stream(driver: cuda.Driver, place: Window, pointer: int, offset: int, stream: int) -> Iterator[int]:
@@ -180,10 +181,12 @@ def _in_order(leaf: Leaf, array: Any) -> Any:
     """The array with its bytes one behind the other, as the leaf has them."""
     if isinstance(array, np.ndarray):
         return np.asarray(array, order="F" if leaf.fortran else "C")
-    if array.__cuda_array_interface__.get("strides") is None or leaf.fortran:
+    if leaf.fortran:
         return array
-    if hasattr(array, "contiguous"):
-        return array.contiguous()  # torch
+    if hasattr(array, "data_ptr"):
+        return array.contiguous()
+    if array.__cuda_array_interface__.get("strides") is None:
+        return array
     return importlib.import_module("cupy").ascontiguousarray(array)
 
 
@@ -191,13 +194,14 @@ def _stream(array: Any, given: int | None) -> int:
     """That on which the array is computed, as far as its library tells."""
     if given is not None:
         return given
-    found = array.__cuda_array_interface__.get("stream")
-    if found is not None:
-        return int(found)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return int(torch.cuda.current_stream(array.device).cuda_stream)
-    return 0
+    if hasattr(array, "data_ptr"):
+        return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+    return int(array.__cuda_array_interface__.get("stream") or 0)
+
+
+def _pointer(array: Any) -> int:
+    """Torch has its own way to tell, also of what its interface for others does not know, as bfloat16."""
+    return int(array.data_ptr() if hasattr(array, "data_ptr") else array.__cuda_array_interface__["data"][0])
 
 
 def _device_at(pointer: int) -> int:

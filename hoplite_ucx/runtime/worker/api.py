@@ -26,6 +26,7 @@ from hoplite_ucx.runtime.worker.checks import (
     check_seconds,
     check_stream,
     check_timeout,
+    invalid,
     list_of_outs,
     list_of_refs,
     list_of_values,
@@ -248,6 +249,8 @@ class Cluster:
         ours = self._of.client
         seconds = check_timeout(timeout)
         if device is not None:
+            if like not in (None, "cupy") or progress is not None:
+                raise invalid("device= gives arrays of CuPy, without progress", "leave like= and progress= out")
             return _get_on(ours, ref, seconds, device, copy, out)
         if isinstance(ref, ObjectRef):
             wish = wish_of(copy, like, out, progress)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -13,6 +14,10 @@ import pytest
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.gpu import driver as cuda
+from hoplite_ucx.gpu import segments
+from hoplite_ucx.gpu.arithmetic import bytes_on
+from hoplite_ucx.runtime.objects import device_values
+from hoplite_ucx.runtime.objects.layouts import Kind, array_layout
 
 MADE_UP = "MADE_UP_PYTHON" in os.environ
 LAST = cuda.load().count - 1
@@ -231,3 +236,46 @@ def test_drafts_on_a_device() -> None:
     assert same(hoplite.get(ref, device=LAST), np.full(SIZE, 5, np.float32)), "what was sealed does not change"
     with pytest.raises(hoplite.InvalidRequestError, match="no device 99"):
         hoplite.create(10, device=99)
+
+
+class Tensor:
+    """What a CUDA tensor of torch has of what is asked of it; torch without CUDA makes none."""
+
+    is_cuda = True
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.device = SimpleNamespace(index=array.device.id)
+        self.nbytes = array.nbytes
+
+    def contiguous(self) -> "Tensor":
+        return Tensor(cupy.ascontiguousarray(self._array))
+
+    def data_ptr(self) -> int:
+        return int(self._array.data.ptr)
+
+
+def test_tensors_are_copied_behind_the_stream_that_is_given() -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    array = cupy.zeros((2, SIZE), np.float32)[:, ::2]
+    cupy.cuda.Device().synchronize()
+    leaf, _ = array_layout(array.dtype.str, array.shape, False, Kind.ARRAY)
+    memory = segments.create(segments.size_class(array.nbytes), 0)
+    with stream:
+        array += 3
+        tensor = Tensor(array)
+        assert device_values.placement([tensor, np.zeros(3)]) == 0
+        ends = list(device_values.copy_into([(leaf, tensor)], memory.window(), stream.ptr))
+
+    assert ends == [array.nbytes]
+    assert (bytes_on(memory.window()[: array.nbytes]).get().view(np.float32) == 3).all()
+    memory.close()
+
+
+def test_wishes_that_do_not_go_with_a_device() -> None:
+    ref = hoplite.put(DATA)
+
+    with pytest.raises(hoplite.InvalidRequestError, match="device= gives arrays of CuPy"):
+        hoplite.get(ref, device=0, like="torch")
+    with pytest.raises(hoplite.InvalidRequestError, match="without progress"):
+        hoplite.get(ref, device=0, progress=print)
