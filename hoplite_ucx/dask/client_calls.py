@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from hoplite_ucx.runtime.worker.checks import check_count, check_memory, invalid
 
 _POLL = 0.002
 _LONGEST_POLL = 0.05
+_DELETE_SECONDS = 5.0
 _LEASE = "_hoplite_lease"
 
 
@@ -98,6 +100,7 @@ async def _broadcast(client: Client, value: Any, workers: list[str] | None, pref
     cluster = await lease.cluster_soon()
     putting = asyncio.ensure_future(cluster.aio.put(value, ref=ref))
     fetching: asyncio.Future[None] | None = None
+    anchor: Future | None = None
     try:
         # Tasks may ask for it as soon as the directory knows it: what it does not know counts as lost.
         await _until_known(cluster, ref, putting)
@@ -114,6 +117,9 @@ async def _broadcast(client: Client, value: Any, workers: list[str] | None, pref
         for task in (putting, fetching):
             if task is not None:
                 task.cancel()
+        if anchor is None:  # else Dask forgets it, and the object is deleted with it
+            with contextlib.suppress(HopliteError):
+                await cluster.aio.delete(ref, timeout=_DELETE_SECONDS)
         raise
     return shared
 

@@ -74,6 +74,9 @@ class HopliteScheduler(SchedulerPlugin):
     async def prefetch(self, ref: bytes, workers: list[str] | None = None) -> dict[str, str]:
         """Have one worker on every host get the object into the host's store. Returns what failed, by worker."""
         hosts: dict[str, str] = {}
+        known = {name for address, worker in self._scheduler.workers.items() for name in (address, worker.name)}
+        if unknown := set(workers or ()) - known:
+            return dict.fromkeys(unknown, "there is no such worker")
         for address, worker in self._scheduler.workers.items():
             if workers is None or address in workers or worker.name in workers:
                 hosts.setdefault(worker.host if "inproc:" not in address else "", address)

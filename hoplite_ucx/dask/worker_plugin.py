@@ -69,10 +69,11 @@ def share(value: Any) -> SharedResult:
     except ValueError:
         raise closed("share was called outside a Dask task", "use broadcast(client, value) in a client") from None
     lease = access.lease_of_worker(worker)
-    # Under a name made before, it is known everywhere when put returns: who asks for it later and finds nothing lost
-    # it.
+    # Under a name made before, it is known everywhere when put returns: if the directory does not know it later, it is
+    # lost.
     ref = hoplite.new_ref()
-    access.on_agent(lease, lambda cluster: cluster.put(value, ref=ref))
     key = worker.get_current_task()
+    # Before it is put: if this worker dies in between, the scheduler knows what to delete.
     worker.loop.add_callback(worker.batched_stream.send, {"op": scheduler_plugin.MADE, "key": key, "ref": ref.binary})
+    access.on_agent(lease, lambda cluster: cluster.put(value, ref=ref))
     return SharedResult(lease.terms.cluster_id, ref.binary, key)

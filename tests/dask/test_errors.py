@@ -1,6 +1,7 @@
 """What a Dask user hears when something is wrong, in Dask's words and with a remedy."""
 
 import contextlib
+import gc
 import os
 import pickle
 import subprocess
@@ -54,6 +55,24 @@ def test_bad_arguments(client: Any) -> None:
         client.submit(tasks.total, hoplite_dask.value_of(future), pure=False).result(HANG)
     with pytest.raises(ClosedError, match="outside a Dask task"):
         hoplite_dask.share(1)
+
+
+def test_a_prefetch_to_a_worker_that_there_is_not(client: Any) -> None:
+    with pytest.raises(ClosedError, match="nobody says: there is no such worker"):
+        hoplite_dask.broadcast(client, np.ones(SIZE), prefetch=True, workers=["nobody"])
+
+
+def test_a_broadcast_that_fails_leaves_nothing_behind(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_is_left() -> bool:
+        gc.collect()
+        return {objects for _, objects, _ in client.run(tasks.agent_of_this_process).values()} == {0}
+
+    eventually(nothing_is_left)
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "submit", tasks.fail)
+        with pytest.raises(ZeroDivisionError):
+            hoplite_dask.broadcast(client, np.ones(SIZE))
+    eventually(nothing_is_left)
 
 
 def test_a_source_that_fails(client: Any) -> None:

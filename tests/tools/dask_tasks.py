@@ -17,7 +17,7 @@ def make(size: int, value: float) -> Array:
     return np.full(size, value)
 
 
-def fail(*_: object) -> Array:
+def fail(*_: object, **__: object) -> Array:
     raise ZeroDivisionError("the source's own exception")
 
 
