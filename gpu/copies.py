@@ -26,10 +26,16 @@ _streams = _Streams()
 
 
 def copy(to: memoryview | Window, source: memoryview | Window) -> None:
-    """As many bytes as both have. On a thread of ours: it leaves the device's context current there."""
+    """As many bytes as both have; through the host, if they are on devices that do not reach each other. On a thread of
+    ours: it leaves the device's context current there."""
     size = min(to.nbytes, source.nbytes)
     if isinstance(to, memoryview) and isinstance(source, memoryview):
         to[:size] = source[:size]
+        return
+    if isinstance(to, Window) and isinstance(source, Window) and not cuda.load().reaches(to.device, source.device):
+        through = memoryview(bytearray(size))
+        copy(through, source)
+        copy(to, through)
         return
     device = to.device if isinstance(to, Window) else source.device  # type: ignore[union-attr]  # one of them is
     driver = cuda.load()

@@ -208,6 +208,7 @@ class Driver:
     def total_memory(self, device: int) -> int:
         return int(self.value(c.c_size_t, "cuDeviceTotalMem_v2", device))
 
+    @functools.cache  # noqa: B019 - a driver lives as long as the process
     def reaches(self, device: int, other: int) -> bool:
         """Whether a device may read and write another one's memory."""
         return device == other or bool(self.value(c.c_int, "cuDeviceCanAccessPeer", device, other))

@@ -13,13 +13,14 @@ _SECONDS = 600
 
 _SLOW = {"GPU_DELAY_US": "5000"}
 _LAZY = {"GPU_DELAY_US": "lazy"}  # not with UCX, which waits for a device that works by itself
+_NO_PEERS = {"GPU_PEERS": "0"}
 _UCX = {"HOPLITE_LINKS_TRANSPORT": "ucx", "HOPLITE_UCX_TLS": "tcp,cuda_copy"}
 _SETTINGS: dict[str, tuple[dict[str, str], ...]] = {
     "test_api.py": ({}, _LAZY),
     "test_driver.py": ({}, _LAZY),
-    "test_reductions.py": ({}, _SLOW, _LAZY, _UCX),
+    "test_reductions.py": ({}, _SLOW, _LAZY | _NO_PEERS, _UCX),
     "test_segments.py": ({}, _LAZY),
-    "test_store.py": ({}, _SLOW, _LAZY, _UCX),
+    "test_store.py": ({}, _SLOW, _LAZY | _NO_PEERS, _UCX),
     "test_streams.py": ({}, _SLOW),
     "test_cupy_kernels.py": ({},),
     "test_topology.py": ({},),

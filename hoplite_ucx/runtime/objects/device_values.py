@@ -172,9 +172,11 @@ def check_device(device: object) -> bytes:
 
 
 def devices_for(device: int) -> tuple[bytes, ...]:
-    """All devices of this process, the wanted one first."""
+    """The wanted device, and all others of this process whose memory it can read."""
     wanted = check_device(device)
-    return wanted, *(uuid for uuid in visible_devices() if uuid != wanted)
+    driver = cuda.load()
+    others = visible_devices().items()
+    return wanted, *(uuid for uuid, number in others if uuid != wanted and driver.reaches(device, number))
 
 
 def _in_order(leaf: Leaf, array: Any) -> Any:
