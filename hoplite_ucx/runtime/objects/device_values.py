@@ -93,16 +93,18 @@ def placement(arrays: Iterable[Any]) -> int | None:
 def copy_into(pieces: Iterable[tuple[Leaf, Any]], memory: Window, stream: int | None = None) -> Iterator[int]:
     """Copy arrays to a device, on their streams or on this one; yields how many leading bytes are final."""
     driver = cuda.load()
-    with driver.current(memory.device):
-        for leaf, array in pieces:
-            size = leaf.nbytes()
-            place = memory[leaf.offset : leaf.offset + size]
+    for leaf, array in pieces:
+        place = memory[leaf.offset : leaf.offset + leaf.nbytes()]
+        there = device_of(array)
+        if there is not None and not driver.reaches(there, memory.device):
+            array, there = on_host(array, stream), None
+        with driver.current(memory.device if there is None else there):  # a default stream is that of its device
             source = _in_order(leaf, array)
-            if isinstance(source, np.ndarray):
+            if there is None:
                 copy(place, source.reshape(-1, order="A").view(np.uint8).data)
-                yield leaf.offset + size
-                continue
-            yield from _copy_on_stream(driver, place, _pointer(source), leaf.offset, _stream(source, stream))
+                yield leaf.offset + place.nbytes
+            else:
+                yield from _copy_on_stream(driver, place, _pointer(source), leaf.offset, _stream(source, stream))
 
 
 def _copy_on_stream(driver: cuda.Driver, place: Window, pointer: int, offset: int, stream: int) -> Iterator[int]:

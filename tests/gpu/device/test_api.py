@@ -279,3 +279,19 @@ def test_wishes_that_do_not_go_with_a_device() -> None:
         hoplite.get(ref, device=0, like="torch")
     with pytest.raises(hoplite.InvalidRequestError, match="without progress"):
         hoplite.get(ref, device=0, progress=print)
+
+
+def test_a_tree_from_several_devices() -> None:
+    if not LAST:
+        pytest.skip("one device")
+    second = cupy.asarray(DATA + 1)
+    with cupy.cuda.Device(LAST):
+        first = cupy.asarray(DATA - 1)
+        cupy.cuda.Device().synchronize()
+        first += 1  # on that device's own stream, which the put must wait for
+    ref = hoplite.put([first, second, DATA + 2, cupy.asarray(DATA + 3)])
+
+    for device in (0, LAST):
+        found = hoplite.get(ref, device=device)
+        assert [array.device.id for array in found] == [device] * 4
+        assert all(same(array, DATA + number) for number, array in enumerate(found))

@@ -920,6 +920,8 @@ API cuEventCreate(CUevent *out, unsigned flags) { NEED_CONTEXT; *out = calloc(1,
 API cuEventDestroy_v2(CUevent e) { return 0; }
 API cuEventRecord(CUevent e, CUstream s) {
     NEED_CONTEXT;
+    CUcontext of_stream = stream_of(s)->context;
+    if (e->context != (of_stream ? of_stream : CURRENT)) return CUDA_ERROR_INVALID_HANDLE;
     LOCK;
     unsigned long long turn = ++e->recorded;
     e->stream = stream_of(s);
@@ -1020,6 +1022,7 @@ static const struct { CUresult code; const char *name, *text; } errors[] = {
     ERROR(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid"),
     ERROR(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
     ERROR(CUDA_ERROR_MAP_FAILED, "mapping of buffer object failed"),
+    ERROR(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
     ERROR(CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS"),
     ERROR(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
     ERROR(CUDA_ERROR_NOT_READY, "device not ready"),
