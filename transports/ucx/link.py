@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError, connection_broke
 from hoplite_ucx.transports.interface import Bytes
@@ -20,12 +21,16 @@ from hoplite_ucx.transports.ucx.frames import Connection
 __all__ = ["CANCEL_SECONDS", "Link"]
 
 CANCEL_SECONDS = 0.25
-"""A cancelled stream waits this long for its transfers in UCX. After that the peer is stopped or lost, and the link is
-broken, since only that makes UCX release the memory."""
+"""A cancelled stream waits this long for the next of its transfers in UCX to end. If none does, the peer is stopped or
+lost, and the link is broken, since only that makes UCX release the memory."""
 
 DESTROY_SECONDS = 0.1
 """Closing an endpoint completes its requests at once, on a worker that links share. If it does not, the worker is
 destroyed after this time, with all its links."""
+
+
+class _Cancelled(Protocol):
+    closed: bool
 
 
 class Link(ABC):
@@ -114,6 +119,22 @@ class Link(ABC):
     @abstractmethod
     def name(self) -> str:
         """The peer, for people."""
+
+    def give_up_later(self, stream: _Cancelled, under_way: Callable[[], int]) -> None:
+        """Break the link if a cancelled stream stands still. Its transfers only become fewer, and on a slow link all of
+        them may take longer than the wait for one."""
+        before = under_way()
+
+        def look() -> None:
+            if stream.closed or self.broken:
+                return
+            if under_way() < before:
+                self.give_up_later(stream, under_way)
+                return
+            what = f"a cancelled stream was still transferring, and stood still for {CANCEL_SECONDS:g} s"
+            self.break_off(ConnectionLostError(what, self.name, "check whether the process there is stopped"))
+
+        self.engine.later(CANCEL_SECONDS, look)
 
     # --- the end -----------------------------------------------------------------------------------------------
 

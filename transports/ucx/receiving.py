@@ -24,7 +24,7 @@ from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
-from hoplite_ucx.transports.ucx.link import CANCEL_SECONDS, Link
+from hoplite_ucx.transports.ucx.link import Link
 from hoplite_ucx.transports.ucx.settings import GREETING_LENGTH, MARK, MAX_GREETING, DisagreementError, Greeting
 from hoplite_ucx.transports.wire.addresses import connect_failure, parse_address, tune
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
@@ -208,17 +208,7 @@ class ReceivingLink(Link):
         if not incoming.pulls:
             self._close(incoming, None)
         else:
-            self.engine.later(CANCEL_SECONDS, lambda: self._cancel_overdue(incoming))
-
-    def _cancel_overdue(self, incoming: Incoming) -> None:
-        if not incoming.closed:
-            self.break_off(
-                ConnectionLostError(
-                    f"a cancelled stream was still transferring after {CANCEL_SECONDS:g} s",
-                    self.address,
-                    "check whether the process there is stopped",
-                )
-            )
+            self.give_up_later(incoming, lambda: len(incoming.pulls))
 
     def status(self) -> LinkStatus:
         streams = len(self.streams)

@@ -30,7 +30,7 @@ from hoplite_ucx.transports.interface import (
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
-from hoplite_ucx.transports.ucx.link import CANCEL_SECONDS, Link
+from hoplite_ucx.transports.ucx.link import Link
 from hoplite_ucx.transports.ucx.settings import GREETING_LENGTH, MAX_GREETING, DisagreementError, Greeting
 
 __all__ = ["Outgoing", "SendingLink"]
@@ -266,22 +266,12 @@ class SendingLink(Link):
         if not outgoing.sends:
             self._close(outgoing)
         else:
-            self.engine.later(CANCEL_SECONDS, lambda: self._cancel_overdue(outgoing))
+            self.give_up_later(outgoing, lambda: len(outgoing.sends))
 
     def _say_end(self, channel: int, answered: int) -> None:
         if self.connection is not None:
             self.connection.put(Record.END, channel, answered)
             self.flush_soon()
-
-    def _cancel_overdue(self, outgoing: Outgoing) -> None:
-        if not outgoing.closed:
-            self.break_off(
-                ConnectionLostError(
-                    f"a cancelled stream was still transferring after {CANCEL_SECONDS:g} s",
-                    self.name,
-                    "check whether the process there is stopped",
-                )
-            )
 
     # --- sending -----------------------------------------------------------------------------------------------
 
