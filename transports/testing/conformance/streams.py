@@ -381,7 +381,7 @@ def check_close(make: Maker) -> None:
             key = next_key()
             incoming = Receiving(b, a.node, a.address, key, size)
             pairs.append((Serving(a, b.node, key, filled(seed, size, watermark=size - 1), size), incoming))
-        wait_until(lambda: pairs[0][1].memory.watermark() > 0, "it runs")
+        wait_until(lambda: all(incoming.memory.watermark() > 0 for _, incoming in pairs), "all of them run")
         b.close()
         for seed, (outgoing, incoming) in enumerate(pairs):
             watermark, fault = incoming.wait()

@@ -270,6 +270,9 @@ class Serving:
     def cancel(self) -> None:
         self._endpoint.transport.cancel_serve(self.key)
 
+    def closed_within(self, seconds: float) -> bool:
+        return self._closed.wait(seconds)
+
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
         assert self._closed.wait(seconds), _unclosed(self.key, self.position, seconds, self._endpoint)
         assert self.closes == 1, f"closed {self.closes} times"
