@@ -52,6 +52,15 @@ def start(
             help="The rate of this host's network card, if the system does not report it.",
         ),
     ] = None,
+    hand_over: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="When this host leaves (ctrl-C, SIGTERM), let other hosts take over the objects that only this one "
+            "holds, for this long at most.",
+        ),
+    ] = 0.0,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
@@ -87,6 +96,7 @@ def start(
     except (HopliteError, ConfigurationError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
+    leaving = 0.0
     try:
         _show(service, plan, token_file, as_json)
         if others := service.other_agents():
@@ -94,12 +104,12 @@ def start(
         while True:
             service.watch(60.0)
     except KeyboardInterrupt:
-        pass
+        leaving = hand_over
     except HopliteError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     finally:
-        service.stop()
+        service.stop(leaving)
 
 
 def _several(others: list[str]) -> str:

@@ -52,16 +52,9 @@ class Child:
     def stop(self, hand_over: float = 0.0) -> None:
         """End it: with a request, then by force. Returns when it is gone. With `hand_over`, an agent has so many
         seconds until others have taken over the objects that only it holds."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                if hand_over > 0:
-                    self.process.stdin.write(_LEAVE + f"{hand_over:g}\n".encode())
-                    self.process.stdin.flush()
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        self.process.wait(hand_over + _STOP_SECONDS)
-                self.process.stdin.close()
-        self.process.terminate()  # a process that was forked from this one holds a copy of the pipe
         try:
+            self._ask_to_end(hand_over)
+            self.process.terminate()  # a process that was forked from this one holds a copy of the pipe
             self.process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             pass
@@ -70,6 +63,17 @@ class Child:
             self.process.wait()
             if self.process.stdout is not None:
                 self.process.stdout.close()
+
+    def _ask_to_end(self, hand_over: float) -> None:
+        if self.process.stdin is None:
+            return
+        with contextlib.suppress(OSError):
+            if hand_over > 0:
+                self.process.stdin.write(_LEAVE + f"{hand_over:g}\n".encode())
+                self.process.stdin.flush()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(hand_over + _STOP_SECONDS)
+            self.process.stdin.close()
 
 
 def spawn(

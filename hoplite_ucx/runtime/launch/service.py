@@ -84,11 +84,15 @@ class Service:
             if self._directory is not None and not self._directory.running():
                 self._directory.restart()
 
-    def stop(self) -> None:
-        for part in (self._agent, self._directory):
-            if part is not None:
-                part.stop()
-        self._agent = None
+    def stop(self, hand_over: float = 0.0) -> None:
+        """With `hand_over`, other agents have so many seconds to take over the objects that only this one holds."""
+        agent, self._agent = self._agent, None
+        try:
+            if agent is not None:
+                agent.stop(hand_over)
+        finally:
+            if self._directory is not None:
+                self._directory.stop()
 
     def _await_end(self, seconds: float) -> None:
         """A child's output ends with it."""

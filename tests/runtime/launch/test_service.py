@@ -56,6 +56,18 @@ def status(address: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     return told["cluster"], {agent["agent"]: agent for agent in told["agents"]}
 
 
+def test_a_host_that_leaves_hands_over_what_only_it_has() -> None:
+    with service("--head", "--port", "0") as (_, head):
+        with service("--address", head["address"], "--hand-over", str(HANG)) as (leaver, other):
+            with hoplite.connect(head["address"], agent=other["agent"]) as cluster:
+                ref = cluster.put(np.arange(1 << 18))
+            leaver.terminate()
+            assert leaver.wait(HANG) is not None
+        with hoplite.connect(head["address"], agent=head["agent"]) as cluster:
+            assert cluster.info(ref).copies == 1
+            assert cluster.get(ref, timeout=HANG)[-1] == (1 << 18) - 1
+
+
 def test_a_head_and_another_agent() -> None:
     with service("--head", "--port", "0") as (head, report):
         children = children_of(head.pid)
