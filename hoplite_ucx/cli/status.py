@@ -74,6 +74,15 @@ def _show_agent(console: Console, agent: dict[str, Any]) -> None:
         f"agent {agent['agent']} at {agent['address']}, {session} {agent['directory']}: "
         f"{agent['objects']} objects, {used}, {agent['workers']} workers, {agent['calls']} open calls"
     )
+    for device in agent["gpu"]["devices"]:
+        instead = device["host_memory_instead"]
+        console.print(
+            f"  GPU {device['name']}: {_size(device['used'])} of {_size(device['limit'])} used"
+            + (f"; the last object for it went to the host: {instead}" if instead else ""),
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     if agent["largest"]:
         table = Table("ref", "size", "state", "idle", "held by")
         for found in agent["largest"]:

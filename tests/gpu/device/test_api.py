@@ -11,8 +11,10 @@ import cupy
 import ml_dtypes
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import hoplite_ucx as hoplite
+from hoplite_ucx.cli import app
 from hoplite_ucx.gpu import driver as cuda
 from hoplite_ucx.gpu import segments
 from hoplite_ucx.gpu.arithmetic import bytes_on
@@ -295,3 +297,13 @@ def test_a_tree_from_several_devices() -> None:
         found = hoplite.get(ref, device=device)
         assert [array.device.id for array in found] == [device] * 4
         assert all(same(array, DATA + number) for number, array in enumerate(found))
+
+
+def test_status_shows_what_is_on_gpus() -> None:
+    ref = hoplite.put(cupy.asarray(DATA))
+
+    shown = CliRunner().invoke(app, ["status"], terminal_width=200).output
+
+    assert f"GPU {cuda.load().name(0)}: " in shown
+    assert " GiB used" in shown
+    hoplite.delete(ref)
