@@ -74,7 +74,7 @@ def _show_agent(console: Console, agent: dict[str, Any]) -> None:
         f"agent {agent['agent']} at {agent['address']}, {session} {agent['directory']}: "
         f"{agent['objects']} objects, {used}, {agent['workers']} workers, {agent['calls']} open calls"
     )
-    for device in agent["gpu"]["devices"]:
+    for device in agent.get("gpu", {}).get("devices", ()):  # an agent of an older release tells nothing of it
         instead = device["host_memory_instead"]
         console.print(
             f"  GPU {device['name']}: {_size(device['used'])} of {_size(device['limit'])} used"
