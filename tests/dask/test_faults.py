@@ -83,6 +83,7 @@ def test_a_worker_that_its_nanny_restarts_finds_the_same_agent(own: Any) -> None
     assert own.gather([own.submit(tasks.total, handle, workers=[worker], pure=False) for worker in after]) == [SIZE] * 2
 
 
+@pytest.mark.long(reason="Dask stops and starts every worker, one after the other")
 def test_a_restart_of_the_cluster_forgets_and_goes_on(own: Any) -> None:
     from distributed.client import FutureCancelledError
 
