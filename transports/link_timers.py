@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from hoplite_ucx.transports.wire.handshake import HANDSHAKE_SECONDS
+__all__ = ["HANDSHAKE_SECONDS", "LinkTimers"]
 
-__all__ = ["LinkTimers"]
+HANDSHAKE_SECONDS = 2.0
+"""For each step of a handshake, on links and sessions alike."""
 
 
 @dataclass(slots=True)

@@ -6,13 +6,13 @@ from functools import partial
 import pytest
 
 from hoplite_ucx.transports import mixed_transport
+from hoplite_ucx.transports.link_timers import HANDSHAKE_SECONDS
 from hoplite_ucx.transports.tcp import transport as tcp_transport
 from hoplite_ucx.transports.testing.conformance import Maker
 from hoplite_ucx.transports.testing.conformance.faults import check_garbage, check_nobody_there
 from hoplite_ucx.transports.ucx import receiving as ucx
 from hoplite_ucx.transports.ucx import transport as ucx_transport
 from hoplite_ucx.transports.wire import session
-from hoplite_ucx.transports.wire.handshake import HANDSHAKE_SECONDS
 from tests.tools.waiting import HANG
 
 

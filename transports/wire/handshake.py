@@ -32,13 +32,13 @@ from hoplite_ucx.transports.errors import (
     WrongTokenError,
     WrongVersionError,
 )
+from hoplite_ucx.transports.link_timers import HANDSHAKE_SECONDS
 from hoplite_ucx.transports.wire.addresses import TOKEN_REMEDY
 
 if TYPE_CHECKING:
     from hoplite_ucx.transports.wire.tls import Tls
 
 __all__ = [
-    "HANDSHAKE_SECONDS",
     "PROTOCOL_VERSION",
     "Identity",
     "Kind",
@@ -50,7 +50,6 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION = 2
-HANDSHAKE_SECONDS = 2.0
 
 MAX_CLUSTER = 64
 MAX_INFO = 2048

@@ -29,9 +29,9 @@ from hoplite_ucx.transports.errors import (
     UnreachableError,
     ViolationError,
 )
+from hoplite_ucx.transports.link_timers import HANDSHAKE_SECONDS
 from hoplite_ucx.transports.wire.addresses import check_token, connect_failure, parse_address, socket_address, tune
 from hoplite_ucx.transports.wire.handshake import (
-    HANDSHAKE_SECONDS,
     Identity,
     Kind,
     Peer,
