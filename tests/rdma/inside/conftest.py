@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_ucx.transports.ucx import engine, library, receiving
+from hoplite_ucx.transports.ucx import engine, library, link, receiving
 
 TIER = os.environ.get("HOPLITE_RDMA_TIER", "")
 RESULTS = Path("/out/results.jsonl")
@@ -22,9 +22,11 @@ collect_ignore_glob = [] if TIER else ["test_*.py"]
 
 @pytest.fixture(scope="session", autouse=True)
 def _patience() -> None:
-    """Loading and starting UCX takes seconds in software: ten times as long may a start take as elsewhere."""
+    """Loading and starting UCX takes seconds in software, and so does what is under way when a stream is cancelled (up
+    to 8 MiB): each may take ten times as long as elsewhere."""
     engine._START_SECONDS *= 10
     receiving.GREETING_SECONDS *= 10
+    link.CANCEL_SECONDS *= 10
     library.load()
 
 
