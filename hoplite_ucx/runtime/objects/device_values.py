@@ -203,6 +203,16 @@ def _stream(array: Any, given: int | None) -> int:
     return int(array.__cuda_array_interface__.get("stream") or 0)
 
 
+def current_stream() -> int | None:
+    """What this thread computes on, unless it is the default stream: a put on another thread has to know."""
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    if cupy is not None and cupy.cuda.is_available() and (pointer := cupy.cuda.get_current_stream().ptr):
+        return int(pointer)
+    if torch is not None and torch.cuda.is_initialized() and (pointer := torch.cuda.current_stream().cuda_stream):
+        return int(pointer)
+    return None
+
+
 def _pointer(array: Any) -> int:
     """Torch has its own way to tell, also of what its interface for others does not know, as bfloat16."""
     return int(array.data_ptr() if hasattr(array, "data_ptr") else array.__cuda_array_interface__["data"][0])

@@ -14,19 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.runtime.objects.device_values import devices_for
 from hoplite_ucx.runtime.objects.filling import Progress
 from hoplite_ucx.runtime.objects.values import encode
-from hoplite_ucx.runtime.worker import calls, scopes
+from hoplite_ucx.runtime.worker import calls, device_gets, scopes
 from hoplite_ucx.runtime.worker.async_api import AsyncCluster
-from hoplite_ucx.runtime.worker.calls import AS_IT_WAS, Library, Wish, value_of, value_on, wish_of
+from hoplite_ucx.runtime.worker.calls import AS_IT_WAS, Library, Wish, value_of, wish_of
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
     REJOIN_SECONDS,
     check_seconds,
     check_stream,
     check_timeout,
-    invalid,
     list_of_outs,
     list_of_refs,
     list_of_values,
@@ -249,9 +247,8 @@ class Cluster:
         ours = self._of.client
         seconds = check_timeout(timeout)
         if device is not None:
-            if like not in (None, "cupy") or progress is not None:
-                raise invalid("device= gives arrays of CuPy, without progress", "leave like= and progress= out")
-            return _get_on(ours, ref, seconds, device, copy, out)
+            device_gets.check_options(like, progress)
+            return device_gets.get_on(ours, ref, device, copy, out, seconds)
         if isinstance(ref, ObjectRef):
             wish = wish_of(copy, like, out, progress)
             return value_of(ref, *ours.get_one(ref.binary, seconds), wish)
@@ -427,21 +424,6 @@ class Cluster:
     def _delete_all(self, made: list[ObjectRef], timeout: float = scopes.DELETE_SECONDS) -> None:
         if made and self.is_open:
             self._of.client.carry_out(calls.delete(made, timeout))
-
-
-def _get_on(ours: Client, ref: Any, timeout: float | None, device: int, copy: bool, out: Any) -> Any:
-    """One after the other: each is moved by the device's own engines."""
-    devices = devices_for(device)
-    if isinstance(ref, ObjectRef):
-        return value_on(ref, *ours.get_on_device(ref.binary, timeout, devices), device, copy, out)
-    refs = list_of_refs(ref)
-    outs = list_of_outs(out, len(refs))
-    ends = None if timeout is None else time.monotonic() + timeout
-    found = []
-    for name, into in zip(refs, outs, strict=True):
-        left = None if ends is None else max(0.0, ends - time.monotonic())
-        found.append(value_on(name, *ours.get_on_device(name.binary, left, devices), device, copy, into))
-    return found
 
 
 def _get(ours: Client, refs: list[ObjectRef], timeout: float | None, wishes: Sequence[Wish]) -> list[Any]:

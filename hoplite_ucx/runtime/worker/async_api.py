@@ -18,14 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hoplite_ucx.protocol.errors import HopliteError
+from hoplite_ucx.runtime.objects.device_values import current_stream
 from hoplite_ucx.runtime.objects.filling import Progress
 from hoplite_ucx.runtime.objects.values import encode
-from hoplite_ucx.runtime.worker import calls, loop_calls, scopes
+from hoplite_ucx.runtime.worker import calls, device_gets, loop_calls, scopes
 from hoplite_ucx.runtime.worker.calls import AS_IT_WAS, Library, Wish, value_of, wish_of
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
     REJOIN_SECONDS,
     check_seconds,
+    check_stream,
     check_timeout,
     list_of_outs,
     list_of_refs,
@@ -95,13 +97,20 @@ class AsyncCluster:
     # --- put and get -------------------------------------------------------------------------------------------
 
     async def put(
-        self, value: object, *, ref: ObjectRef | None = None, timeout: float | None = DEFAULT_TIMEOUT
+        self,
+        value: object,
+        *,
+        ref: ObjectRef | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        stream: object = None,
     ) -> ObjectRef:
-        """See `Cluster.put`."""
+        """See `Cluster.put`. Without `stream`, the current one is that of the thread of the event loop."""
         here = self._here()
         seconds = check_timeout(timeout)
         name = optional_ref(ref)
+        behind = current_stream() if stream is None else check_stream(stream)
         encoded = await in_thread(partial(encode, value))
+        encoded.stream = behind
         if encoded.size <= here.client.greeting.small_limit:
             here.client.reader.is_near(name.binary)
             await here.carry_out(calls.put_small(name.binary, encoded, seconds, fresh=ref is None))
@@ -148,6 +157,7 @@ class AsyncCluster:
         timeout: float | None = ...,
         out: Any = ...,
         copy: bool = ...,
+        device: int | None = ...,
         like: Library | None = ...,
         progress: Progress | None = ...,
     ) -> Any: ...
@@ -159,6 +169,7 @@ class AsyncCluster:
         timeout: float | None = ...,
         out: Sequence[Any] | None = ...,
         copy: bool = ...,
+        device: int | None = ...,
         like: Library | None = ...,
         progress: Progress | None = ...,
     ) -> list[Any]: ...
@@ -169,12 +180,17 @@ class AsyncCluster:
         timeout: float | None = DEFAULT_TIMEOUT,
         out: Any = None,
         copy: bool = False,
+        device: int | None = None,
         like: Library | None = None,
         progress: Progress | None = None,
     ) -> Any:
         """See `Cluster.get`. `progress` may be called on another thread."""
         here = self._here()
         seconds = check_timeout(timeout)
+        if device is not None:
+            device_gets.check_options(like, progress)
+            work = partial(device_gets.get_on, here.client, ref, device, copy, out)
+            return await _at_length(self._of, work, seconds)
         if isinstance(ref, ObjectRef):
             wish = wish_of(copy, like, out, progress)
             return await _value(here, ref, await here.get_one(ref.binary, seconds), wish)
@@ -282,9 +298,14 @@ class AsyncCluster:
         *,
         ref: ObjectRef | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
+        device: int | None = None,
     ) -> Draft:
         """See `Cluster.create`. Seal the draft with `await seal(draft)`; its own `seal` blocks."""
-        return await _at_length(self._of, partial(open_draft, self._of, shape, dtype, ref), check_timeout(timeout))
+
+        def opened(left: float | None) -> Draft:
+            return open_draft(self._of, shape, dtype, ref, left, device)
+
+        return await _at_length(self._of, opened, check_timeout(timeout))
 
     async def seal(self, draft: Draft) -> ObjectRef:
         """See `Cluster.seal`."""

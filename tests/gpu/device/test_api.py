@@ -1,5 +1,6 @@
 """`put`, `get` and `reduce` of arrays on devices, as a program calls them, and what it hears of wrong calls."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hoplite_ucx as hoplite
+import hoplite_ucx.aio
 from hoplite_ucx.cli import app
 from hoplite_ucx.gpu import driver as cuda
 from hoplite_ucx.gpu import segments
@@ -55,6 +57,25 @@ def test_an_array_comes_back_where_it_is_wanted() -> None:
         assert array.device.id == device
         assert same(array)
     assert same(hoplite.get(ref))
+
+
+def test_the_async_twin_puts_gets_and_creates_on_devices() -> None:
+    async def work() -> None:
+        with cupy.cuda.Device(LAST), cupy.cuda.Stream(non_blocking=True) as stream:
+            ref = await hoplite.aio.put(cupy.asarray(DATA) + 1)
+            given = await hoplite.aio.put(cupy.asarray(DATA) + 2, stream=stream)
+        found, other = await hoplite.aio.get([ref, given], device=LAST)
+        assert type(found) is cupy.ndarray
+        assert same(found, DATA + 1)
+        assert same(other, DATA + 2)
+        draft = await hoplite.aio.create(SIZE, np.float32, device=LAST)
+        with cupy.cuda.Device(LAST):
+            draft.array[...] = 3
+        assert same(await hoplite.aio.get(await hoplite.aio.seal(draft), device=LAST), np.full(SIZE, 3, np.float32))
+        with pytest.raises(hoplite.InvalidRequestError, match="without progress"):
+            await hoplite.aio.get(ref, device=LAST, like="numpy")
+
+    asyncio.run(work())
 
 
 def test_several_at_once() -> None:
