@@ -104,6 +104,7 @@ class Objects:
         self._world.tell(version.ref, "{} is known again from {}", version, label(member.node))
         if record.reduction is None:
             record.put = record.spec = record.contributors = record.decided = None
+        self.reductions.known_again(record)
         if sealed:
             self._note_seal(record, origin)
 

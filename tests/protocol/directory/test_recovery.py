@@ -453,6 +453,55 @@ def test_a_decided_target_that_comes_late_is_better_than_waiting_for_its_sources
     assert any(isinstance(message, Place) for message in heard)
 
 
+@pytest.mark.parametrize("bound", ["before the loss", "while it is lost", "after the return"])
+@pytest.mark.parametrize("announced", ["copies", "producing"])
+def test_a_slot_is_sent_a_lost_source_that_a_late_node_brings_back(announced: str, bound: str) -> None:
+    """Source 1 is lost with A while the slot on B needs it, and source 3 may still take its place. C has the same
+    version of it, from before the restart."""
+    successor = Successor()
+    successor.survive("A", copies=(copy(1),))
+    successor.survive("B", copies=(copy(2),))
+    successor.decide()
+    successor.tell("B", Reduce(7, ref(TARGET), (ref(1), ref(2), ref(3)), Operation.SUM, 2))
+    bind = successor.take_bind("B")
+    assert version(1) in bind.parts
+    answer = Bound(bind.version, bind.number, (version(1),))
+    if bound == "before the loss":
+        successor.tell("B", answer)
+        [place] = successor.heard_all(Place, "B")
+        lost_stream = StreamFailed(
+            version(1), place.number, LARGE // 2, place.sender, StreamFault.BROKEN, wanted=True, into=ref(TARGET)
+        )
+        successor.tell("B", lost_stream)
+    successor.kill("A")
+    assert not successor.knows(1)
+    if bound == "while it is lost":
+        successor.tell("B", answer)
+    assert not successor.heard_all(Place, "B")
+    successor.survive("C", **{announced: (copy(1),)})
+    if bound == "after the return":
+        successor.tell("B", answer)
+    [again] = successor.heard_all(Place, "B")
+    assert (again.version, again.sender, again.into) == (version(1), successor["C"], ref(TARGET))
+    assert not successor.told_to("C", Drop)
+    successor.tell("B", Consumed(version(1), ref(TARGET)), Completed(bind.version))
+    assert successor.broadcast(TARGET).sealed
+
+
+def test_a_slot_is_not_sent_again_what_it_has_taken() -> None:
+    successor = Successor()
+    successor.survive("A", copies=(copy(1),))
+    successor.survive("B", copies=(copy(2),))
+    successor.decide()
+    successor.tell("B", Reduce(7, ref(TARGET), (ref(1), ref(2), ref(3)), Operation.SUM, 2))
+    bind = successor.take_bind("B")
+    successor.tell("B", Bound(bind.version, bind.number, (version(1),)), Consumed(version(1), ref(TARGET)))
+    successor.kill("A")
+    successor.heard("B")
+    successor.survive("C", copies=(copy(1),))
+    assert not successor.told_to("B", *INTERRUPTIONS)
+
+
 def test_a_reduction_whose_sources_died_with_the_directory_fails() -> None:
     """They were chosen, so they were there once: nobody waits for them to come."""
     successor = Successor()

@@ -44,7 +44,7 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.settings import MIB
 from tests.tools.machines import RATE, NodeDriver, ref, version
 from tests.tools.reducer import TARGET, chain
-from tests.tools.transfers import FIRST, fed_slot
+from tests.tools.transfers import FIRST, SENDER, fed_slot
 
 
 def test_a_part_that_waits_for_the_one_before_it_is_no_stall() -> None:
@@ -71,6 +71,16 @@ def test_a_slot_that_waits_for_a_lost_part_is_not_waited_for_long() -> None:
     assert n.none(n.beat(15), CallFailed), "another sender may be found"
     failed = n.only(n.beat(), CallFailed)
     assert failed.failure.kind is FailureKind.STORE_FULL
+
+
+def test_a_part_that_was_lost_and_is_placed_again_goes_on_where_it_was() -> None:
+    """The slot is not told of the loss: the directory either drops it, or finds the part again."""
+    n, first, _ = fed_slot()
+    n.handle(ReceiveClosed(first.stream, 3 * MIB, StreamFault.BROKEN))
+    n.directory(Drop(version(2)))
+    again = Place(version(2), 9, 8 * MIB, b"", SENDER, "there:1", MIB, RATE, into=version(1).ref)
+    receive = n.only(n.directory(again), Receive)
+    assert (receive.segment, receive.part, receive.offset) == (first.segment, first.part, 3 * MIB)
 
 
 def test_a_result_may_be_decided_before_its_last_stream_is_seen_to_end() -> None:

@@ -218,6 +218,19 @@ class Binding(ABC):
         broadcast = self._table.record(part).broadcast
         return part in reduction.slots or broadcast is None or broadcast.version == reduction.chosen.get(part)
 
+    def known_again(self, record: Record) -> None:
+        """A version that may have been lost has a tree again, without receivers: the bound slots that were made for it
+        and still need it wait in it again. A slot that is bound later is sent it then."""
+        broadcast = record.broadcast
+        assert broadcast is not None
+        for reduction in record.consumers.values():
+            if not reduction.uses(broadcast.version):
+                continue
+            for slot in self.builder.slots_with(reduction, record.ref):
+                if slot.bound and slot.host is not None and record.ref not in slot.consumed:
+                    self._table.involve(record, slot.host)
+                    broadcast.want(slot.host, slot.start, into=slot.ref)
+
     def resumed(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
         """The host came back with the slot, and says which parts it still needs."""
         if not slot.bound:
