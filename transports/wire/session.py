@@ -333,6 +333,16 @@ async def _dial(address: str) -> socket.socket:
     raise failure
 
 
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sock)
+
+
 class Listener:
     """The port of a process. `sessions`, `on_link` and `sockets` say which kinds of connections it takes, and who gets
     them; the last as sockets that do not block, as they are: there must be none under TLS."""
@@ -357,6 +367,7 @@ class Listener:
         self._kinds = {*sessions, *sockets} | ({Kind.BULK} if on_link is not None else set())
         self._sock: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unwelcomed: set[socket.socket] = set()  # whose task has not begun: cancelled now, it would not close them
         self._handshakes: dict[asyncio.Task[None], tuple[str, float]] = {}  # from where and since when, oldest first
 
     async def start(self, host: str, port: int = 0) -> str:
@@ -382,6 +393,8 @@ class Listener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for sock in self._unwelcomed:
+            sock.close()
         if self._sock is not None:
             self._sock.close()
 
@@ -396,12 +409,17 @@ class Listener:
         while True:
             await self._make_room()
             try:
-                sock, name = await loop.sock_accept(listening)
+                # Not `sock_accept`: a connection that comes as this is cancelled would be left open.
+                accepted, name = listening.accept()
+            except BlockingIOError:
+                await _readable(listening)
+                continue
             except OSError:  # out of descriptors, or the connection is gone already
                 await asyncio.sleep(0.05)
                 continue
-            address = socket_address(name)
-            task = self._spawn(self._welcome(lifted(sock), address))
+            address, sock = socket_address(name), lifted(accepted)
+            self._unwelcomed.add(sock)
+            task = self._spawn(self._welcome(sock, address))
             self._handshakes[task] = parse_address(address)[0], loop.time()
             task.add_done_callback(lambda task: self._handshakes.pop(task, None))
 
@@ -424,6 +442,7 @@ class Listener:
                 )
 
     async def _welcome(self, sock: socket.socket, address: str) -> None:
+        self._unwelcomed.discard(sock)
         try:
             sock.setblocking(False)
             tune(sock)

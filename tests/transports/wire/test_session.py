@@ -1,6 +1,7 @@
 """Sessions on real sockets: frames in order, bounds, and how they end."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -245,6 +246,22 @@ def test_a_port_alone_is_no_answer(run: Callable[..., None]) -> None:
             await stranger
 
     run(work())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_listener_that_closes_as_a_connection_comes_leaves_no_socket_open(
+    run: Callable[..., None], turns: int
+) -> None:
+    """Whichever turn of the loop it is; a socket left open is a warning, and warnings fail tests."""
+
+    async def work() -> None:
+        async with serving() as server:
+            with socket.create_connection(parse_address(server.address)):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+
+    run(work())
+    gc.collect()
 
 
 def test_nobody_there(run: Callable[..., None]) -> None:
