@@ -21,7 +21,6 @@ NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
-_NOT_READY = 600
 
 
 class Attribute(enum.IntEnum):
@@ -33,6 +32,7 @@ class Attribute(enum.IntEnum):
     VIRTUAL_MEMORY = 102
     POSIX_DESCRIPTORS = 103
     GPU_DIRECT_WITH_VIRTUAL_MEMORY = 110
+    DMA_BUF = 124
 
 
 class Reason(enum.StrEnum):
@@ -101,7 +101,6 @@ _OBJECT = c.c_void_p  # CUcontext, CUstream, CUevent
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c.c_uint,),
-    "cuDriverGetVersion": (c.POINTER(c.c_int),),
     "cuDeviceGetCount": (c.POINTER(c.c_int),),
     "cuDeviceGetName": (c.c_char_p, c.c_int, c.c_int),
     "cuDeviceGetUuid_v2": (c.c_char_p, c.c_int),
@@ -116,8 +115,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxPopCurrent_v2": (c.POINTER(_OBJECT),),
     "cuCtxGetCurrent": (c.POINTER(_OBJECT),),
     "cuCtxSynchronize": (),
-    "cuMemGetInfo_v2": (c.POINTER(c.c_size_t), c.POINTER(c.c_size_t)),
-    "cuMemGetAllocationGranularity": (c.POINTER(c.c_size_t), c.POINTER(AllocationProperties), c.c_int),
     "cuMemCreate": (c.POINTER(_HANDLE), c.c_size_t, c.POINTER(AllocationProperties), c.c_uint64),
     "cuMemRelease": (_HANDLE,),
     "cuMemExportToShareableHandle": (c.POINTER(c.c_int), _HANDLE, c.c_int, c.c_uint64),
@@ -128,15 +125,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemUnmap": (_POINTER, c.c_size_t),
     "cuMemSetAccess": (_POINTER, c.c_size_t, c.POINTER(AccessDescription), c.c_size_t),
     "cuMemHostAlloc": (c.POINTER(c.c_void_p), c.c_size_t, c.c_uint),
-    "cuMemFreeHost": (c.c_void_p,),
     "cuMemcpyAsync": (_POINTER, _POINTER, c.c_size_t, _OBJECT),
     "cuStreamCreate": (c.POINTER(_OBJECT), c.c_uint),
-    "cuStreamDestroy_v2": (_OBJECT,),
     "cuStreamSynchronize": (_OBJECT,),
-    "cuStreamWaitEvent": (_OBJECT, _OBJECT, c.c_uint),
     "cuEventCreate": (c.POINTER(_OBJECT), c.c_uint),
     "cuEventRecord": (_OBJECT, _OBJECT),
-    "cuEventQuery": (_OBJECT,),
     "cuEventSynchronize": (_OBJECT,),
     "cuEventDestroy_v2": (_OBJECT,),
     "cuPointerGetAttribute": (c.c_void_p, c.c_int, _POINTER),
@@ -173,12 +166,6 @@ class Driver:
         self._library.cuGetErrorName(code, c.byref(name))
         self._library.cuGetErrorString(code, c.byref(text))
         return CudaError(call, code, (name.value or b"an unknown error").decode(), (text.value or b"").decode())
-
-    def is_done(self, event: int) -> bool:
-        code = self._library.cuEventQuery(event)
-        if code not in (0, _NOT_READY):
-            raise self.error("cuEventQuery", code)
-        return bool(code == 0)
 
     # --- devices -------------------------------------------------------------------------------------------------
 

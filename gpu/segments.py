@@ -129,12 +129,11 @@ def create(capacity: int, device: int) -> DeviceMemory:
         location=Location.device(device),
         gpu_direct=gpu_direct,
     )
-    handle = driver.value(c.c_uint64, "cuMemCreate", capacity, c.byref(properties), 0)
-    try:
+    with contextlib.ExitStack() as undo:
+        handle = driver.value(c.c_uint64, "cuMemCreate", capacity, c.byref(properties), 0)
+        undo.callback(driver.call, "cuMemRelease", handle)
         fd = driver.value(c.c_int, "cuMemExportToShareableHandle", handle, cuda.POSIX_DESCRIPTOR, 0)
-    except BaseException:
-        driver.call("cuMemRelease", handle)
-        raise
+        undo.pop_all()
     os.set_inheritable(fd, False)
     return DeviceMemory(fd, capacity, device, handle)
 
@@ -158,17 +157,13 @@ def map_descriptor(
 
 def _map(handle: int, capacity: int, device: int, access: int) -> int:
     driver = cuda.load()
-    pointer = driver.value(c.c_uint64, "cuMemAddressReserve", capacity, 0, 0, 0)
-    try:
+    with contextlib.ExitStack() as undo:
+        pointer = driver.value(c.c_uint64, "cuMemAddressReserve", capacity, 0, 0, 0)
+        undo.callback(driver.call, "cuMemAddressFree", pointer, capacity)
         driver.call("cuMemMap", pointer, capacity, 0, handle, 0)
-        try:
-            _allow(driver, pointer, capacity, device, access)
-        except BaseException:
-            driver.call("cuMemUnmap", pointer, capacity)
-            raise
-    except BaseException:
-        driver.call("cuMemAddressFree", pointer, capacity)
-        raise
+        undo.callback(driver.call, "cuMemUnmap", pointer, capacity)
+        _allow(driver, pointer, capacity, device, access)
+        undo.pop_all()
     return int(pointer)
 
 

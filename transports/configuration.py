@@ -37,12 +37,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hoplite_ucx.settings.errors import ConfigurationError, UnfitError
-from hoplite_ucx.settings.kinds import Bandwidth, Choice, Duration, FileName, Name, Setting, Tables, settings_of
+from hoplite_ucx.settings.kinds import Bandwidth, Choice, Duration, FileName, Name, Setting, Size, Tables, settings_of
 from hoplite_ucx.settings.reading import CONFIG, Schema, Values, read
 from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 
-__all__ = ["CONFIG", "SCHEMA", "Configuration", "ConfigurationError", "Kind", "Rule", "TlsFiles", "build", "load"]
+__all__ = [
+    "CONFIG",
+    "PINNED_LIMIT",
+    "SCHEMA",
+    "Configuration",
+    "ConfigurationError",
+    "Kind",
+    "Rule",
+    "TlsFiles",
+    "build",
+    "load",
+]
+
+PINNED_LIMIT = 64 << 20
+"""Of the host's memory, to stage a GPU's."""
 
 
 class Kind(StrEnum):
@@ -115,8 +129,8 @@ class Configuration:
     cooldown: Annotated[
         float,
         Duration(
-            "A transport that failed on a link is not tried there for this long. A shorter time finds a repaired "
-            "network sooner, and meets a broken one more often.",
+            "A transport that failed on a link is not tried there for this long; each time that it fails again doubles "
+            "that, up to 16 times. A shorter time finds a repaired network sooner, and meets a broken one more often.",
             0,
             86400,
         ),
@@ -157,6 +171,16 @@ class Configuration:
             1e13,
         ),
     ] = None
+    pinned: Annotated[
+        int,
+        Size(
+            "How much memory of the host may be pinned, in rings of 8 MiB, to stage memory of GPUs for links that do "
+            "not take it as it is. A stream that finds none left uses a small ring that is not pinned, which is "
+            "slower.",
+            0,
+            1 << 40,
+        ),
+    ] = PINNED_LIMIT
     rules: Annotated[
         tuple[Rule, ...],
         Tables(

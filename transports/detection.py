@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hoplite_ucx.gpu import driver as cuda
 from hoplite_ucx.gpu import topology
+from hoplite_ucx.gpu.driver import CudaError
 from hoplite_ucx.gpu.topology import Distance, Gpus
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.ucx import library, locked_memory
 
-__all__ = ["LinkHardware", "Port", "RdmaDevice", "UcxBuild", "detect", "rdma_devices", "ucx_build"]
+__all__ = ["LinkHardware", "Port", "RdmaDevice", "UcxBuild", "detect", "hardware_of_agent", "rdma_devices", "ucx_build"]
 
 VERBS_REMEDY = (
     "install UCX 1.19 or newer with verbs support (system package or conda), "
@@ -97,6 +99,14 @@ class LinkHardware:
     nearest_cards: tuple[tuple[str, str, str], ...] = ()
     """For each GPU, by UUID: the nearest RDMA device with an active port, and how far it is, in nvidia-smi's words."""
 
+    dma_buf: bool = False
+    """Whether the driver of the GPUs offers their memory to other devices as dma-buf."""
+
+    @property
+    def gpu_direct(self) -> bool:
+        """Whether RDMA devices can reach memory of the GPUs, as far as the kernel and the driver tell."""
+        return bool(self.gpus.devices) and (self.gpus.peer_memory or self.dma_buf)
+
     @property
     def active_ports(self) -> list[str]:
         return [name for device in self.devices for name in device.ucx_names()]
@@ -138,9 +148,20 @@ class LinkHardware:
             found.append((self.ucx.failure, "pip install 'hoplite-ucx[ucx]'; without it links use TCP"))
         elif self.active_ports and (missing := self.without_rdma()) is not None:
             found.append((f"this host has RDMA hardware, but {missing[0]}", missing[1]))
-        if self.gpus.devices and self.active_ports and not self.gpus.peer_memory:
-            what = "RDMA devices may not reach memory of the GPUs: the kernel has no nvidia_peermem"
-            found.append((what, "`modprobe nvidia_peermem`, unless the driver offers dma-buf"))
+        if self.gpus.devices and self.active_ports and not self.gpu_direct:
+            what = (
+                "RDMA devices do not reach memory of the GPUs: the kernel has no nvidia_peermem, the driver no dma-buf"
+            )
+            found.append((what, "`modprobe nvidia_peermem`"))
+        found += [
+            (
+                f"GPUs {one.uuid} and {other.uuid} do not reach each other: copies between them go through the host",
+                "look at `nvidia-smi topo -p2p r`; virtual machines and ACS often prevent it",
+            )
+            for index, one in enumerate(self.gpus.devices)
+            for other in self.gpus.devices[:index]
+            if other.uuid not in one.peers
+        ]
         if self.gpus.devices and not self.ucx.failure and not self.ucx.cuda:
             what = f"there are GPUs, but UCX {self.ucx.version} has no CUDA: their memory is staged through the host"
             found.append((what, "install a UCX with CUDA, such as the pip wheels of ucxx-cu12 with a working driver"))
@@ -173,7 +194,28 @@ def detect(root: Path = Path("/")) -> LinkHardware:
         _read(root / _CONGESTION_CONTROL),
         gpus,
         tuple(_nearest_cards(gpus, devices, root)),
+        dma_buf(),
     )
+
+
+def hardware_of_agent(*, with_ucx: bool, without: str) -> LinkHardware:
+    """The same, as far as an agent chooses by it; `without` says why it uses no UCX, which then is not loaded."""
+    devices = tuple(rdma_devices())
+    gpus = topology.find() if cuda.unavailable() is None else Gpus()
+    ucx = ucx_build() if with_ucx else UcxBuild(failure=without)
+    cards = tuple(_nearest_cards(gpus, devices, Path("/")))
+    return LinkHardware(devices, ucx, -1, locked_memory.lockable(), "", gpus, cards, dma_buf())
+
+
+def dma_buf() -> bool:
+    """Whether every GPU's driver offers its memory as dma-buf."""
+    if cuda.unavailable() is not None:
+        return False
+    driver = cuda.load()
+    try:
+        return all(driver.attribute(cuda.Attribute.DMA_BUF, device) for device in range(driver.count))
+    except CudaError:  # too old to know of it
+        return False
 
 
 def _nearest_cards(gpus: Gpus, devices: tuple[RdmaDevice, ...], root: Path) -> Iterator[tuple[str, str, str]]:

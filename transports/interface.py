@@ -9,7 +9,8 @@ Rules of every transport:
 - Calls return at once, from any thread. Callbacks (`on_closed`, and the methods of sources and sinks) come on any
   thread, perhaps before the call that they belong to has returned; they must neither block nor raise.
 - After `on_closed` of a receiving stream nothing is written to its sink; of a sending one, nothing is read.
-- A cancelled stream closes within `CLOSE_SECONDS`, whatever the peer does.
+- A cancelled stream closes within `CLOSE_SECONDS`, whatever the peer does. If transfers that cannot be interrupted take
+  longer, on a link that gets on, it closes with the last of them.
 - A stream that waits (for its source, its sink, or its turn) holds up no other stream of its link.
 - A receiver whose sender has not begun to serve, or has stopped, waits until it is cancelled: the layer above watches
   the positions, and knows whom to ask instead.
@@ -187,6 +188,8 @@ class LinkStatus:
     streams: int
     bytes: int
     frames: int
+    takes_devices: bool = False
+    """Whether memory of devices is passed on as it is; if not, it is staged through the host."""
 
 
 ReceiveClosed: TypeAlias = Callable[[int, Fault | None], None]
@@ -250,6 +253,10 @@ class Transport(ABC):
     @abstractmethod
     def links(self) -> list[LinkStatus]:
         """Every end of a link that this node has."""
+
+    @abstractmethod
+    def carried(self) -> dict[tuple[str, Side], int]:
+        """The bytes of all links so far, of those that have ended too, by transport and side. None of them falls."""
 
     def reasons(self) -> dict[int, str]:
         """Why each sender is received from as it is, for a transport that has a choice."""

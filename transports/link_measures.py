@@ -56,24 +56,25 @@ class _Samples:
 
 
 class Rates:
-    """The samples of one node. Any thread may add some; each change is one atomic operation on a deque."""
+    """The samples of one node, those of streams into memory of a device apart from the others. Any thread may add some;
+    each change is one atomic operation on a deque."""
 
-    def __init__(self, default: Callable[[Way], Estimate]) -> None:
+    def __init__(self, default: Callable[[Way, bool], Estimate]) -> None:
         self._default = default
-        self._samples: dict[tuple[int, Way], _Samples] = {}
+        self._samples: dict[tuple[int, Way, bool], _Samples] = {}
 
-    def add(self, peer: int, way: Way, count: int, seconds: float, delay: float) -> None:
+    def add(self, peer: int, way: Way, to_device: bool, count: int, seconds: float, delay: float) -> None:
         """A stream of this peer carried this many bytes in this many seconds, after a delay."""
         if count < LEAST or seconds <= 0:
             return
-        samples = self._samples.setdefault((peer, way), _Samples())
+        samples = self._samples.setdefault((peer, way, to_device), _Samples())
         samples.delays.append(delay)
         samples.rates.append(count / seconds)
 
-    def estimate(self, peer: int, way: Way) -> Estimate:
-        samples = self._samples.get((peer, way))
+    def estimate(self, peer: int, way: Way, to_device: bool) -> Estimate:
+        samples = self._samples.get((peer, way, to_device))
         if samples is None or not samples.rates:
-            return self._default(way)
+            return self._default(way, to_device)
         return Estimate(max(samples.rates), min(samples.delays), len(samples.rates))
 
 

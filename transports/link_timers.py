@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 
-__all__ = ["HANDSHAKE_SECONDS", "LinkTimers"]
+__all__ = ["HANDSHAKE_SECONDS", "PAUSED", "LinkTimers"]
 
 HANDSHAKE_SECONDS = 2.0
 """For each step of a handshake, on links and sessions alike."""
+
+PAUSED = 0.5
+"""Seconds. Whoever looks so much later than it wanted to was paused, or got no processor: it has not waited for others
+in this time, and they could not reach it."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind
-from hoplite_ucx.transports.detection import LinkHardware, UcxBuild, rdma_devices, ucx_build
+from hoplite_ucx.transports.detection import hardware_of_agent, rdma_devices
 from hoplite_ucx.transports.errors import HandshakeError, TransportError
 from hoplite_ucx.transports.interface import (
     Bytes,
@@ -41,8 +41,8 @@ from hoplite_ucx.transports.interface import (
 from hoplite_ucx.transports.link_measures import Timed
 from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.selection import Choice, Selection
+from hoplite_ucx.transports.staging import Stager
 from hoplite_ucx.transports.tcp import TcpTransport
-from hoplite_ucx.transports.ucx import locked_memory
 from hoplite_ucx.transports.ucx.library import UcxMissingError
 from hoplite_ucx.transports.ucx.settings import MARK, Greeting
 from hoplite_ucx.transports.ucx.transport import UcxTransport
@@ -62,12 +62,12 @@ def open_transport(me: Identity, configuration: Configuration, on_link_lost: Lin
     if me.tls is not None and configuration.wants_ucx:
         problem, remedy = "UCX links do not support TLS", "leave [tls] out, or use tcp for all links"
         raise ConfigurationError(configuration.place, "links", problem, remedy)
-    devices = tuple(rdma_devices())
-    rdma = me.tls is None and configuration.transport is Kind.AUTO and any(device.ucx_names() for device in devices)
-    unused = UcxBuild(failure="no rule selects UCX, and this host has no RDMA")
-    ucx = ucx_build() if configuration.wants_ucx or rdma else unused
-    selection = Selection(configuration, LinkHardware(devices, ucx, -1, locked_memory.lockable()), time.monotonic)
-    transport = MixedTransport(me, selection, on_link_lost, configuration.timers())
+    has_rdma = any(device.ucx_names() for device in rdma_devices())
+    rdma = me.tls is None and configuration.transport is Kind.AUTO and has_rdma
+    unused = "no rule selects UCX, and this host has no RDMA"
+    machine = hardware_of_agent(with_ucx=configuration.wants_ucx or rdma, without=unused)
+    selection = Selection(configuration, machine, time.monotonic)
+    transport = MixedTransport(me, selection, on_link_lost, configuration.timers(), Stager(configuration.pinned))
     transport.start()
     return transport
 
@@ -79,17 +79,19 @@ class MixedTransport(Transport):
         selection: Selection,
         on_link_lost: LinkLost | None = None,
         timers: LinkTimers | None = None,
+        stager: Stager | None = None,
     ) -> None:
         self._on_link_lost = on_link_lost
         self._timers = timers or LinkTimers()
+        stager = stager or Stager()
         self._selection = selection
-        self._tcp = TcpTransport(me, on_link_lost, self._timers)
+        self._tcp = TcpTransport(me, on_link_lost, self._timers, stager)
         self._ucx = {
-            settings: UcxTransport(me, self._ucx_lost, settings, self._timers)
+            settings: UcxTransport(me, self._ucx_lost, settings, self._timers, stager)
             for settings in (selection.ucx_settings() if selection.has_ucx else [])
         }
         self._lock = threading.Lock()
-        self._choices: dict[int, Choice] = {}
+        self._choices: dict[tuple[int, bool], Choice] = {}  # by sender, and whether into memory of a device
         self._refused: set[int] = set()
         self._connected: dict[int, list[Transport]] = {}  # the transports over which a receiver has connected
         self._offers: dict[StreamKey, _Offer] = {}
@@ -131,8 +133,9 @@ class MixedTransport(Transport):
             offer.make(transport)
 
     def receive(self, sender: int, address: str, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
-        choice = self._selection.choose(sender, address, stream.size - stream.offset)
-        self._choices[sender] = choice
+        to_device = sink.device is not None
+        choice = self._selection.choose(sender, address, stream.size - stream.offset, to_device=to_device)
+        self._choices[sender, to_device] = choice
         filled, over = sink, on_closed
         if self._selection.compares and sink.limit() >= stream.size:
             filled, over = self._timed(sender, choice, sink, stream.offset, on_closed)
@@ -144,10 +147,12 @@ class MixedTransport(Transport):
             with self._lock:
                 attempt = self._attempts.pop(stream.key)
                 again = fault is not None and sender in self._refused and not choice.fixed and not attempt.cancelled
+            if fault is None and not attempt.cancelled:
+                self._selection.worked(sender)
             if not again:
                 over(sink.end(), fault)
                 return
-            self._choices[sender] = self._selection.choose(sender, address)
+            self._choices[sender, to_device] = self._selection.choose(sender, address, to_device=to_device)
             self._tcp.receive(sender, address, stream, sink, on_closed)
 
         ucx = self._ucx[choice.ucx]
@@ -159,7 +164,7 @@ class MixedTransport(Transport):
     def prepare(self, sender: int, address: str) -> None:
         """Open the link to a sender before there is a stream, over the transport that a stream would get."""
         with suppress(ValueError):  # the sender's address is not valid
-            choice = self._choices[sender] = self._selection.choose(sender, address)
+            choice = self._choices[sender, False] = self._selection.choose(sender, address)
             transport = self._tcp if choice.ucx is None else self._ucx[choice.ucx]
             transport.prepare(sender, address)
 
@@ -171,7 +176,7 @@ class MixedTransport(Transport):
 
         def closed(watermark: int, fault: Fault | None) -> None:
             if fault is None:
-                self._selection.measured(sender, choice.ucx, timed.sample())
+                self._selection.measured(sender, choice.ucx, timed.sample(), to_device=sink.device is not None)
             on_closed(watermark, fault)
 
         return timed, closed
@@ -233,8 +238,19 @@ class MixedTransport(Transport):
     def links(self) -> list[LinkStatus]:
         return [link for transport in self._transports() for link in transport.links()]
 
+    def carried(self) -> dict[tuple[str, Side], int]:
+        together: dict[tuple[str, Side], int] = {}
+        for transport in self._transports():
+            for which, carried in transport.carried().items():
+                together[which] = together.get(which, 0) + carried
+        return together
+
     def reasons(self) -> dict[int, str]:
-        return {sender: choice.reason for sender, choice in list(self._choices.items())}
+        """Of streams into memory of the host, and beside it of those into memory of devices, if there were any."""
+        told: dict[int, list[str]] = {}
+        for (sender, to_device), choice in sorted(self._choices.items()):
+            told.setdefault(sender, []).append(f"into GPUs: {choice.reason}" if to_device else choice.reason)
+        return {sender: " | ".join(reasons) for sender, reasons in told.items()}
 
     def lanes(self) -> dict[tuple[int, Side], list[str]]:
         return {where: lanes for ucx in self._ucx.values() for where, lanes in ucx.lanes().items()}

@@ -9,6 +9,9 @@ recently is skipped for a while. Of the rest the fastest is used, according to t
 - `fastest` also has UCX as configured: over its own TCP it is faster than plain sockets on some machines and
   slower on others. Each way carries a few long streams of the link until it is measured.
 
+Streams into memory of a GPU are chosen for and measured apart from the others: some ways pass such memory on as it is,
+others stage it (see `device_paths`), and how fast either is depends on where GPUs and cards are.
+
 A link stays with its way unless another is faster by a clear margin, and for a while after each change, so that it
 never alternates between two. A way that is not available falls back to TCP, unless it is required. Every choice keeps
 its reason, for `hoplite links`.
@@ -18,10 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, Kind, Rule
 from hoplite_ucx.transports.detection import LinkHardware
+from hoplite_ucx.transports.device_paths import device_path, supposed_for_devices
 from hoplite_ucx.transports.link_measures import ENOUGH, LEAST, Estimate, Rates, Way
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 from hoplite_ucx.transports.wire.addresses import parse_address
@@ -31,6 +35,8 @@ __all__ = ["Choice", "Selection"]
 # A link changes only to a way that is this many times as fast, and only this long after its last change.
 _MARGIN = 1.25
 _SETTLED_SECONDS = 30.0
+# A link that fails again and again is tried ever more seldom, up to so many times the configured pause.
+_MOST_COOLDOWNS = 16
 # Before any measurement: plain sockets are preferred to UCX's own TCP, which costs more per piece.
 _TCP = Estimate(1e9, 1e-4)
 _UCX = Estimate(1e9, 5e-4)
@@ -51,6 +57,13 @@ class Choice:
         return "tcp" if self.ucx is None else "ucx"
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    until: float
+    pause: float
+    why: str
+
+
 class Selection:
     """The choices of one node. Raises a `ConfigurationError` if what is required is not there."""
 
@@ -59,15 +72,22 @@ class Selection:
         self._machine = machine
         self._clock = clock
         self._devices = frozenset(name.partition(":")[0] for name in machine.active_ports)
-        self._failures: dict[int, tuple[float, str]] = {}
+        self._failures: dict[int, _Failure] = {}
         self.unusable: dict[UcxSettings, str] = {}
         """What UCX did not start with, though this machine should have it, and why."""
         self._rates = Rates(self._supposed)
-        self._settled: dict[int, tuple[Way, float]] = {}  # what a link uses, and since it changed to it
+        self._settled: dict[tuple[int, bool], tuple[Way, float]] = {}  # what a link uses, and since it changed to it
         self._check_required()
 
-    def choose(self, peer: int, address: str, size: int = 0) -> Choice:
-        """`size` is the stream's size: short streams are not used for measuring."""
+    def choose(self, peer: int, address: str, size: int = 0, *, to_device: bool = False) -> Choice:
+        """`size` is the stream's size: short streams are not used for measuring. `to_device` is whether it goes into
+        memory of a GPU."""
+        choice = self._choose(peer, address, size, to_device)
+        if not to_device:
+            return choice
+        return replace(choice, reason=f"{choice.reason}; memory of GPUs {device_path(choice.ucx, self._machine)}")
+
+    def _choose(self, peer: int, address: str, size: int, to_device: bool) -> Choice:
         configuration = self._configuration
         host, _ = parse_address(address)
         rule = next((rule for rule in configuration.rules if rule.fits(host, self._devices)), None)
@@ -85,16 +105,23 @@ class Selection:
         if (failure := self._failed(peer)) is not None:
             return Choice(None, f"ucx failed on this link recently ({failure}); tcp for now")
         if kind in (Kind.AUTO, Kind.FASTEST):
-            return self._fastest(peer, self._ways(kind, rule), size if kind is Kind.FASTEST else 0)
+            return self._fastest(peer, self._ways(kind, rule), size if kind is Kind.FASTEST else 0, to_device)
         return Choice(self._settings(kind, rule), why)
 
-    def measured(self, peer: int, way: Way, sample: tuple[int, float, float]) -> None:
+    def measured(self, peer: int, way: Way, sample: tuple[int, float, float], *, to_device: bool = False) -> None:
         """What a stream of this peer showed: bytes, seconds, and the delay before."""
-        self._rates.add(peer, way, *sample)
+        self._rates.add(peer, way, to_device, *sample)
 
     def failed(self, peer: int, why: Exception) -> None:
-        """A UCX link with this peer broke, or could not be made."""
-        self._failures[peer] = self._clock() + self._configuration.cooldown, str(why)
+        """A UCX link with this peer broke, or could not be made. It was tried in vain if it had failed before."""
+        now, pause = self._clock(), self._configuration.cooldown
+        if (before := self._failures.get(peer)) is not None:
+            pause = before.pause if now < before.until else min(2 * before.pause, _MOST_COOLDOWNS * pause)
+        self._failures[peer] = _Failure(now + pause, pause, str(why))
+
+    def worked(self, peer: int) -> None:
+        """A UCX link with this peer carried a whole stream."""
+        self._failures.pop(peer, None)
 
     def does_not_start(self, settings: UcxSettings, why: Exception) -> bool:
         """UCX does not start so. True if links do without it; False if somebody asked for nothing else."""
@@ -125,6 +152,11 @@ class Selection:
         asked = [(configuration.transport, None), *rules]
         return asked if configuration.require is None else [(configuration.require, rule) for _, rule in asked]
 
+    def device_paths(self) -> dict[str, str]:
+        """How memory of GPUs travels, by what links may use here; nothing if there are none."""
+        ways = [*(self.chosen_settings() if self.has_ucx else []), None] if self._machine.gpus.devices else []
+        return {_name(way): str(device_path(way, self._machine)) for way in ways}
+
     @property
     def compares(self) -> bool:
         """Whether measurements influence any choice."""
@@ -141,9 +173,9 @@ class Selection:
             ways.append(self._settings(Kind.UCX, rule))
         return [*(way for way in dict.fromkeys(ways) if way not in self.unusable), None]
 
-    def _fastest(self, peer: int, ways: list[Way], size: int) -> Choice:
+    def _fastest(self, peer: int, ways: list[Way], size: int, to_device: bool) -> Choice:
         """The fastest way, unless one is not measured yet and the stream is long enough to measure it."""
-        known = {way: self._rates.estimate(peer, way) for way in ways}
+        known = {way: self._rates.estimate(peer, way, to_device) for way in ways}
         if size >= LEAST:
             unknown = min(ways, key=lambda way: known[way].samples)
             if known[unknown].samples < ENOUGH:
@@ -151,18 +183,22 @@ class Selection:
                 return Choice(unknown, f"measuring {_name(unknown)} on this link, stream {number} of {ENOUGH}")
         best = min(ways, key=lambda way: known[way].cost)
         now = self._clock()
-        current, since = self._settled.get(peer, (best, -math.inf))
+        current, since = self._settled.get((peer, to_device), (best, -math.inf))
         if current in known and known[current].samples:  # an unmeasured way is not preferred to a measured one
             best = min((way for way in ways if known[way].samples), key=lambda way: known[way].cost)
         if current in known and current != best:
             clear = known[current].cost > _MARGIN * known[best].cost
             if not clear or now - since < _SETTLED_SECONDS:
                 best = current
-        self._settled[peer] = best, since if best == current else now
+        self._settled[peer, to_device] = best, since if best == current else now
         told = "; ".join(f"{_name(way)}: {known[way]}" for way in ways)
         return Choice(best, f"the fastest: {told}" if len(ways) > 1 else told)
 
-    def _supposed(self, way: Way) -> Estimate:
+    def _supposed(self, way: Way, to_device: bool) -> Estimate:
+        supposed = self._supposed_for_host(way)
+        return supposed_for_devices(way, supposed, self._machine) if to_device else supposed
+
+    def _supposed_for_host(self, way: Way) -> Estimate:
         if way is None:
             return _TCP
         if way.private_workers:
@@ -171,11 +207,8 @@ class Selection:
         return Estimate(sum(port.rate for port in ports) / 8 or _RDMA_RATE, _RDMA_DELAY)
 
     def _failed(self, peer: int) -> str | None:
-        until, why = self._failures.get(peer, (0.0, ""))
-        if self._clock() < until:
-            return why
-        self._failures.pop(peer, None)
-        return None
+        failure = self._failures.get(peer)
+        return failure.why if failure is not None and self._clock() < failure.until else None
 
     def _missing(self, kind: Kind) -> str | None:
         """Why this kind is not available here; None if it is."""

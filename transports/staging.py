@@ -13,6 +13,7 @@ After a stream is closed the device's memory is neither read nor written: closin
 
 import ctypes as c
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ from hoplite_ucx.gpu import driver as cuda
 from hoplite_ucx.gpu.copies import copy
 from hoplite_ucx.gpu.driver import CudaError
 from hoplite_ucx.gpu.segments import Window
+from hoplite_ucx.transports.configuration import PINNED_LIMIT
 from hoplite_ucx.transports.interface import Fault, ReceiveClosed, ServeClosed, Sink, Source
 
-__all__ = ["PINNED_LIMIT", "CopiedSource", "Ring", "StagedSink", "StagedSource", "Stager", "stager"]
+__all__ = ["CopiedSource", "Ring", "StagedSink", "StagedSource", "Stager"]
 
-PINNED_LIMIT = 64 << 20
 _RING = 8 << 20
 _PLAIN_RING = 512 << 10
 _PIECE = 1 << 20
@@ -111,7 +112,7 @@ class Lane:
 
 
 class Stager:
-    """The rings of a process, and the lanes of its devices."""
+    """The rings of a node's links, and the lanes of its devices."""
 
     def __init__(self, limit: int = PINNED_LIMIT) -> None:
         self._limit = limit
@@ -162,38 +163,83 @@ class Stager:
         return Ring(address, memoryview((c.c_ubyte * _RING).from_address(address)).cast("B"), pinned=True)
 
 
-_of_this_process = Stager()
-
-
-def stager() -> Stager:
-    """That of this process."""
-    return _of_this_process
-
-
-class StagedSource:
-    """A device's bytes as a source of the host. Copies begin when the receiver has asked for the stream (`begin`).
-
-    Whoever asks for a window is done with everything before it, as a link over a socket is. If a copy fails, `failed`
-    is called, on any thread: the stream is to be cancelled.
-    """
+class _Staged(ABC):
+    """What both directions share: a ring, the copies under way, and the report when the stream and its last copy are
+    over. If a copy fails, `failed` is called, on any thread: the stream is to be cancelled."""
 
     device: int | None = None
+
+    def __init__(self, lane: Lane, ring: Ring, stager: Stager, failed: Callable[[], None]) -> None:
+        self._lane = lane
+        self._ring: Ring | None = ring
+        self._stager = stager
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._broken = self._closed = False
+
+    def _copy(self, to: int, source: int, end: int, window: Window, *, pinned: bool) -> None:
+        """Ask for the copy that ends there. The lock is held."""
+        self._under_way += 1
+        self._lane.copy(to, source, window.nbytes, partial(self._copied, end, window), pinned=pinned)
+
+    def _copied(self, end: int, _: Window, failure: CudaError | None) -> None:
+        """The window is here only to keep its mapping until now. Copies are done in order, on one thread."""
+        if failure is None and not self._broken:
+            self._reached(end)
+        with self._lock:
+            self._under_way -= 1
+            first = failure is not None and not self._broken
+            self._broken = self._broken or first
+        if first:
+            self._failed()
+        elif not self._broken:
+            self._tell()
+        self._report()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._report()
+
+    def _report(self) -> None:
+        with self._lock:
+            if not self._closed or self._under_way or self._ring is None:
+                return
+            ring, self._ring = self._ring, None
+        self._stager.return_ring(ring)
+        self._over()
+
+    @abstractmethod
+    def _reached(self, end: int) -> None:
+        """Everything before this has been copied."""
+
+    @abstractmethod
+    def _tell(self) -> None:
+        """Whoever waits for a copy."""
+
+    @abstractmethod
+    def _over(self) -> None:
+        """The device's memory is neither read nor written any more."""
+
+
+class StagedSource(_Staged):
+    """A device's bytes as a source of the host. Copies begin when the receiver has asked for the stream (`begin`).
+
+    Whoever asks for a window is done with everything before it, as a link over a socket is.
+    """
 
     def __init__(
         self, source: Source, offset: int, on_closed: ServeClosed, failed: Callable[[], None], stager: Stager
     ) -> None:
         assert source.device is not None
+        super().__init__(stager.to_host(source.device), stager.take_ring(source.device), stager, failed)
         self._source = source
-        self._stager = stager
-        self._lane = stager.to_host(source.device)
-        self._ring: Ring | None = stager.take_ring(source.device)
         self._start = self._taken = self._issued = self._staged = offset
-        self._under_way = 0
         self._on_closed = on_closed
-        self._failed = failed
-        self._lock = threading.Lock()
         self._readers: tuple[Callable[[], None], ...] = ()
-        self._begun = self._closed = self._broken = False
+        self._begun = False
+        source.subscribe(self._stage)  # from now on: who follows a source keeps it where it is
 
     def watermark(self) -> int:
         return self._staged
@@ -215,24 +261,19 @@ class StagedSource:
             self._readers = tuple(reader for reader in self._readers if reader != risen)
 
     def begin(self) -> None:
-        with self._lock:
-            begun, self._begun = self._begun, True
-        if not begun:
-            self._source.subscribe(self._stage)
-            self._stage()
+        self._begun = True
+        self._stage()
 
     def close(self) -> None:
         """The stream is over: report it when no copy reads the device any more."""
         self._source.unsubscribe(self._stage)
-        with self._lock:
-            self._closed = True
-        self._report()
+        self._close()
 
     def _stage(self) -> None:
         """Ask for copies of all that is there and has room."""
         with self._lock:
             ring = self._ring
-            if self._closed or self._broken or ring is None:
+            if not self._begun or self._closed or self._broken or ring is None:
                 return
             end = min(self._source.watermark(), self._taken + len(ring))
             while self._issued < end:
@@ -240,31 +281,16 @@ class StagedSource:
                 window = self._source.window(self._issued, min(_PIECE, end - self._issued, len(ring) - place))
                 assert isinstance(window, Window)
                 self._issued += window.nbytes
-                self._under_way += 1
-                done = partial(self._copied, self._issued, window)
-                self._lane.copy(ring.address + place, window.pointer, window.nbytes, done, pinned=ring.pinned)
+                self._copy(ring.address + place, window.pointer, self._issued, window, pinned=ring.pinned)
 
-    def _copied(self, end: int, _: Window, failure: CudaError | None) -> None:
-        """The window is here only to keep its mapping until now."""
-        with self._lock:
-            self._under_way -= 1
-            first = failure is not None and not self._broken
-            self._broken = self._broken or first
-            if not self._broken:
-                self._staged = end
-        if first:
-            self._failed()
-        elif not self._broken:
-            for risen in self._readers:
-                risen()
-        self._report()
+    def _reached(self, end: int) -> None:
+        self._staged = end
 
-    def _report(self) -> None:
-        with self._lock:
-            if not self._closed or self._under_way or self._ring is None:
-                return
-            ring, self._ring = self._ring, None
-        self._stager.return_ring(ring)
+    def _tell(self) -> None:
+        for risen in self._readers:
+            risen()
+
+    def _over(self) -> None:
         self._on_closed()
 
 
@@ -287,30 +313,22 @@ class CopiedSource:
         return copied
 
 
-class StagedSink:
+class StagedSink(_Staged):
     """A sink of a device as one of the host. `closed` takes the place of the stream's callback: the device's sink is
-    ended after the last copy. If a copy fails, `failed` is called, on any thread: the stream is to be cancelled, and
-    counts as broken."""
-
-    device: int | None = None
+    ended after the last copy. A stream of which a copy failed counts as broken."""
 
     def __init__(
         self, sink: Sink, offset: int, size: int, on_closed: ReceiveClosed, failed: Callable[[], None], stager: Stager
     ) -> None:
         assert sink.device is not None
+        ring = stager.take_ring(sink.device)
+        super().__init__(stager.to_device(sink.device), ring, stager, failed)
         self._sink = sink
         self._size = size
-        self._stager = stager
-        self._lane = stager.to_device(sink.device)
-        self._ring: Ring | None = stager.take_ring(sink.device)
-        self._room = len(self._ring)
+        self._room = len(ring)
         self._start = self._received = self._copied_to = offset
-        self._under_way = 0
         self._on_closed = on_closed
-        self._failed = failed
-        self._lock = threading.Lock()
         self._grown: Callable[[], None] | None = None
-        self._broken = self._closed = False
         self._fault: Fault | None = None
 
     def window(self, offset: int, length: int) -> memoryview:
@@ -328,9 +346,7 @@ class StagedSink:
                 window = self._sink.window(self._received, min(end - self._received, self._room - place))
                 assert isinstance(window, Window)
                 self._received += window.nbytes
-                self._under_way += 1
-                done = partial(self._copied, self._received, window)
-                self._lane.copy(window.pointer, ring.address + place, window.nbytes, done, pinned=ring.pinned)
+                self._copy(window.pointer, ring.address + place, self._received, window, pinned=ring.pinned)
 
     def watermark(self) -> int:
         return self._sink.watermark()
@@ -340,7 +356,7 @@ class StagedSink:
 
     def subscribe(self, grown: Callable[[], None]) -> None:
         self._grown = grown
-        self._sink.subscribe(self._more)
+        self._sink.subscribe(self._tell)
 
     def end(self) -> int:
         """`closed` comes next, and ends the device's sink."""
@@ -348,37 +364,18 @@ class StagedSink:
         return self._sink.watermark()
 
     def closed(self, _: int, fault: Fault | None) -> None:
-        with self._lock:
-            self._closed = True
-            self._fault = fault
-        self._report()
+        self._fault = fault
+        self._close()
 
-    def _more(self) -> None:
+    def _reached(self, end: int) -> None:
+        self._sink.arrived(end)
+        self._copied_to = end
+
+    def _tell(self) -> None:
         if (grown := self._grown) is not None:
             grown()
 
-    def _copied(self, end: int, _: Window, failure: CudaError | None) -> None:
-        """The window is here only to keep its mapping until now."""
-        if failure is None and not self._broken:
-            self._sink.arrived(end)
-        with self._lock:
-            self._under_way -= 1
-            first = failure is not None and not self._broken
-            self._broken = self._broken or first
-            if not self._broken:
-                self._copied_to = end
-        if first:
-            self._failed()
-        elif not self._broken:
-            self._more()
-        self._report()
-
-    def _report(self) -> None:
-        with self._lock:
-            if not self._closed or self._under_way or self._ring is None:
-                return
-            ring, self._ring = self._ring, None
-        self._stager.return_ring(ring)
+    def _over(self) -> None:
         watermark = self._sink.end()
         fault = Fault.BROKEN if self._broken else self._fault
         self._on_closed(watermark, None if watermark >= self._size else fault)

@@ -24,6 +24,7 @@ _SETTINGS: dict[str, tuple[dict[str, str], ...]] = {
     "test_streams.py": ({}, _SLOW),
     "test_cupy_kernels.py": ({},),
     "test_topology.py": ({},),
+    "test_torch.py": (_LAZY,),
 }
 
 

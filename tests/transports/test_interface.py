@@ -8,6 +8,7 @@ KEY = (1, (1 << 64) - 1)
 
 
 def test_what_may_be_empty_and_what_is_largest() -> None:
+    """None of these is refused."""
     Stream(KEY, 0, 0, 1)
     Stream(KEY, 10, 10, 1)
     Stream(KEY, 0, (1 << 63) - 1, MAX_GRANULE)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from hoplite_ucx.transports.buffers import Memory, MemorySink
 from hoplite_ucx.transports.link_measures import LEAST, Estimate, Rates, Timed
-from hoplite_ucx.transports.memory import Memory, MemorySink
 
 SIZE = 4 * LEAST
 
@@ -38,15 +38,16 @@ def test_what_came_at_once_counts_from_the_request() -> None:
 
 def test_the_highest_rate_and_the_shortest_delay_of_the_last_few() -> None:
     supposed = Estimate(1.0, 1.0)
-    rates = Rates(lambda _: supposed)
-    assert rates.estimate(1, None) is supposed
-    rates.add(1, None, 0, 0.0, -100.0)
-    rates.add(1, None, LEAST - 1, 1e-9, 1e-9)
-    assert rates.estimate(1, None) is supposed
+    rates = Rates(lambda *_: supposed)
+    assert rates.estimate(1, None, False) is supposed
+    rates.add(1, None, False, 0, 0.0, -100.0)
+    rates.add(1, None, False, LEAST - 1, 1e-9, 1e-9)
+    assert rates.estimate(1, None, False) is supposed
     for seconds, delay in ((1.0, 0.2), (0.5, 0.3), (2.0, 0.1)):
-        rates.add(1, None, SIZE, seconds, delay)
-    assert rates.estimate(1, None) == Estimate(SIZE / 0.5, 0.1, 3)
-    assert rates.estimate(2, None) is supposed
+        rates.add(1, None, False, SIZE, seconds, delay)
+    assert rates.estimate(1, None, False) == Estimate(SIZE / 0.5, 0.1, 3)
+    assert rates.estimate(2, None, False) is supposed
     for _ in range(8):
-        rates.add(1, None, SIZE, 4.0, 0.5)
-    assert rates.estimate(1, None) == Estimate(SIZE / 4.0, 0.5, 8), "what is long ago no longer counts"
+        rates.add(1, None, False, SIZE, 4.0, 0.5)
+    assert rates.estimate(1, None, False) == Estimate(SIZE / 4.0, 0.5, 8), "what is long ago no longer counts"
+    assert rates.estimate(1, None, True) is supposed, "streams into GPUs are measured by themselves"

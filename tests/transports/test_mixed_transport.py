@@ -214,6 +214,19 @@ def test_a_link_that_breaks_in_mid_object_goes_on_over_tcp() -> None:
         assert "failed on this link recently" in b.transport.reasons()[a.node]
 
 
+def test_a_stream_that_is_completed_over_ucx_ends_the_pauses_that_grew() -> None:
+    with nodes(UCX, Configuration(transport=Kind.UCX, cooldown=0)) as (a, b):
+        selection = b.transport._selection
+        selection.failed(a.node, OSError("it broke"))
+        Serving(a, b.node, (2, 1), filled(5, SIZE), SIZE)
+        cancelled = Receiving(b, a.node, a.address, (2, 2), SIZE)
+        cancelled.cancel()
+        cancelled.wait()
+        assert selection._failures, "a cancelled stream shows nothing"
+        Receiving(b, a.node, a.address, (2, 1), SIZE).complete(5)
+        assert not selection._failures
+
+
 def test_the_fastest_is_found_by_the_streams_themselves() -> None:
     """Every long stream is measured, over each transport in turn; then the link stays with one."""
     with nodes(UCX, Configuration(transport=Kind.FASTEST)) as (a, b):

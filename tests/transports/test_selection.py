@@ -1,10 +1,12 @@
 """Which transport a link gets, and the reason that is kept."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hoplite_ucx.gpu.topology import Gpu, Gpus
 from hoplite_ucx.transports.configuration import Configuration, ConfigurationError, load
 from hoplite_ucx.transports.detection import LinkHardware, Port, RdmaDevice, UcxBuild
 from hoplite_ucx.transports.selection import Selection
@@ -107,6 +109,30 @@ def test_a_transport_that_failed_is_not_tried_for_a_while() -> None:
     assert selection.choose(2, HOST).transport == "ucx"
     clock.now += 31
     assert selection.choose(1, HOST).transport == "ucx"
+
+
+def pause(selection: Selection, clock: Clock) -> float:
+    """How long it does without UCX after a failure."""
+    began = clock.now
+    while selection.choose(1, HOST).transport == "tcp":
+        clock.now += 1
+    return clock.now - began
+
+
+def test_a_network_that_stays_broken_is_tried_ever_more_seldom_and_one_that_is_well_again_is_used() -> None:
+    """Each try costs the stream that meets it a second or two."""
+    clock = Clock()
+    selection = Selection(load(environment={}), RDMA, clock)
+    pauses = []
+    for _ in range(6):
+        for _ in range(3):  # its streams, and both ways to notice, tell of one break
+            selection.failed(1, OSError("it broke"))
+        pauses.append(pause(selection, clock))
+    assert pauses == [30, 60, 120, 240, 480, 480]
+    assert selection.choose(1, HOST).transport == "ucx", "auto comes back to RDMA"
+    selection.worked(1)
+    selection.failed(1, OSError("it broke"))
+    assert pause(selection, clock) == 30
 
 
 def long_streams(selection: Selection, clock: Clock, rates: dict[str, float], count: int = 1) -> list[str]:
@@ -254,6 +280,64 @@ def test_what_is_required_is_never_replaced() -> None:
     assert choice.fixed
     assert select(RDMA, HOPLITE_LINKS_REQUIRE="tcp").choose(1, HOST).transport == "tcp"
     assert not select(RDMA, HOPLITE_LINKS_REQUIRE="tcp").has_ucx
+
+
+GPU = Gpu("GPU-1", "H100", "0000:02:00.0", 80 << 30, 0, {}, 0, ())
+WITH_CUDA = UcxBuild(version="1.22.0", transports=("cuda_copy", "rc_mlx5", "tcp"))
+
+
+def with_gpu(ucx: UcxBuild, far: str = "PIX", *, peer_memory: bool = True, rate: float = 100e9) -> LinkHardware:
+    cards = (replace(CARDS[0], ports=(replace(PORT, rate=rate),)),)
+    gpus = Gpus((GPU,), peer_memory=peer_memory)
+    return LinkHardware(cards, ucx, -1, -1, gpus=gpus, nearest_cards=((GPU.uuid, "mlx5_0", far),))
+
+
+@pytest.mark.parametrize(
+    ("machine", "path", "rate"),
+    [
+        (with_gpu(WITH_CUDA), "direct: GPUDirect by mlx5_0 (PIX)", "12.50"),
+        (with_gpu(WITH_CUDA, "SYS"), "direct: GPUDirect by mlx5_0 (SYS)", "6.25"),
+        (with_gpu(WITH_CUDA, peer_memory=False), "direct: copied by UCX, since cards do not reach GPUs here", "12.50"),
+        (with_gpu(VERBS), "staged: UCX 1.22.0 has no CUDA", "5.56"),
+    ],
+)
+def test_how_memory_of_gpus_travels_is_known_before_a_stream_starts(
+    machine: LinkHardware, path: str, rate: str
+) -> None:
+    selection = select(machine)
+    choice = selection.choose(1, HOST, to_device=True)
+    assert choice.transport == "ucx"
+    assert choice.reason.endswith(f"; memory of GPUs {path}")
+    assert f"ucx rc: {rate} GB/s" in choice.reason
+    assert selection.device_paths() == {"ucx rc": path, "tcp": "staged: sockets take memory of the host"}
+    assert "GPUs" not in selection.choose(1, HOST).reason, "the host's memory is another matter"
+
+
+def test_a_far_and_slow_card_is_left_for_sockets_by_streams_into_gpus_alone() -> None:
+    """The card is a little faster than what sockets are taken for, but not for a GPU behind another processor."""
+    selection = select(with_gpu(WITH_CUDA, "SYS", rate=10e9))
+    assert selection.choose(1, HOST).transport == "ucx"
+    assert selection.choose(1, HOST, to_device=True).transport == "tcp"
+    near = select(with_gpu(WITH_CUDA, rate=10e9))
+    assert near.choose(1, HOST, to_device=True).transport == "ucx"
+
+
+def test_streams_into_gpus_are_measured_apart() -> None:
+    clock = Clock()
+    environment = {"HOPLITE_LINKS_TRANSPORT": "fastest", "HOPLITE_UCX_TLS": "tcp"}
+    selection = Selection(load(environment=environment), with_gpu(WHEEL), clock)
+    for to_device, rates in ((False, {"ucx": 1e9, "tcp": 3e9}), (True, {"ucx": 3e9, "tcp": 1e9})):
+        for _ in range(40):
+            clock.now += 1
+            choice = selection.choose(1, HOST, 64 << 20, to_device=to_device)
+            sample = (64 << 20, (64 << 20) / rates[choice.transport], 1e-3)
+            selection.measured(1, choice.ucx, sample, to_device=to_device)
+    assert selection.choose(1, HOST).transport == "tcp"
+    assert selection.choose(1, HOST, to_device=True).transport == "ucx"
+
+
+def test_without_gpus_no_path_is_told() -> None:
+    assert select(RDMA).device_paths() == {}
 
 
 def test_bad_addresses_are_refused() -> None:

@@ -32,7 +32,7 @@ from operator import attrgetter
 
 from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, connection_broke
 from hoplite_ucx.transports.interface import HostSource, LinkStatus, Priority, ServeClosed, Side, Stream, StreamKey
-from hoplite_ucx.transports.link_timers import LinkTimers
+from hoplite_ucx.transports.link_timers import PAUSED, LinkTimers
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 
 __all__ = ["Outgoing", "SendingLink", "may_send"]
@@ -385,7 +385,10 @@ class SendingLink:
                     self._heed_records()
                     self._epoll.register(self._sock, select.EPOLLIN)
                     return self._sock
-                wait = self._grace - time.monotonic()
+                now = time.monotonic()
+                if now - self._grace > PAUSED:
+                    self._grace = now + self._timers.grace
+                wait = self._grace - now
                 if self._closed or wait <= 0:
                     self._ended = True
                     return None

@@ -28,7 +28,7 @@ from hoplite_ucx.transports.interface import (
 )
 from hoplite_ucx.transports.link_table import LinkTables
 from hoplite_ucx.transports.link_timers import LinkTimers
-from hoplite_ucx.transports.staging import StagedSink, StagedSource, stager
+from hoplite_ucx.transports.staging import StagedSink, StagedSource, Stager
 from hoplite_ucx.transports.tcp.receiving import Incoming, ReceivingLink
 from hoplite_ucx.transports.tcp.sending import Outgoing, SendingLink
 from hoplite_ucx.transports.wire.addresses import parse_address
@@ -41,8 +41,15 @@ _EXHAUSTED = (OSError, RuntimeError)
 
 
 class TcpTransport(Transport):
-    def __init__(self, me: Identity, on_link_lost: LinkLost | None = None, timers: LinkTimers | None = None) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        on_link_lost: LinkLost | None = None,
+        timers: LinkTimers | None = None,
+        stager: Stager | None = None,
+    ) -> None:
         self._me = me
+        self._stager = stager or Stager()
         self._timers = timers or LinkTimers()
         self._links: LinkTables[ReceivingLink, SendingLink] = LinkTables(on_link_lost)
         self._closed = False
@@ -120,7 +127,7 @@ class TcpTransport(Transport):
         if sink.device is None:
             return Incoming(stream, cast(HostSink, sink), on_closed)
         failed = partial(self.cancel_receive, stream.key)
-        staged = StagedSink(sink, stream.offset, stream.size, on_closed, failed, stager())
+        staged = StagedSink(sink, stream.offset, stream.size, on_closed, failed, self._stager)
         return Incoming(stream, staged, staged.closed)
 
     def _outgoing(
@@ -128,7 +135,8 @@ class TcpTransport(Transport):
     ) -> Outgoing:
         if source.device is None:
             return Outgoing(stream, cast(HostSource, source), on_closed, priority, rank)
-        staged = StagedSource(source, stream.offset, on_closed, partial(self.cancel_serve, stream.key), stager())
+        failed = partial(self.cancel_serve, stream.key)
+        staged = StagedSource(source, stream.offset, on_closed, failed, self._stager)
         return Outgoing(stream, staged, staged.close, priority, rank, staged.begin)
 
     def cancel_serve(self, key: StreamKey) -> None:
@@ -150,6 +158,9 @@ class TcpTransport(Transport):
     def links(self) -> list[LinkStatus]:
         return self._links.statuses()
 
+    def carried(self) -> dict[tuple[str, Side], int]:
+        return {("tcp", side): carried for side, carried in self._links.carried().items()}
+
     def drop(self, peer: int) -> None:
         for link in self._links.all():
             if link.peer == peer:
@@ -169,10 +180,11 @@ class TcpTransport(Transport):
     def _new_receiving_link(self, sender: int, address: str) -> ReceivingLink:
         lost = self._links.when_lost(sender, Side.RECEIVING)
         link = ReceivingLink(sender, address, self._me, lost, self._links.receiving_ended, self._timers)
-        self._links.receiving[sender] = link
+        self._links.add_receiving(link)
         return link
 
     def _new_sending_link(self, receiver: int) -> SendingLink:
         lost = self._links.when_lost(receiver, Side.SENDING)
-        link = self._links.sending[receiver] = SendingLink(receiver, lost, self._links.sending_ended, self._timers)
+        link = SendingLink(receiver, lost, self._links.sending_ended, self._timers)
+        self._links.add_sending(link)
         return link

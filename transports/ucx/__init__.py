@@ -1,6 +1,4 @@
-"""Links over UCX: RDMA where the loaded UCX has it, else shared memory or UCX's own TCP. Nothing loads before use."""
+"""Links over UCX: RDMA where the loaded UCX has it, else shared memory or UCX's own TCP.
 
-from hoplite_ucx.transports.ucx.settings import UcxSettings
-from hoplite_ucx.transports.ucx.transport import UcxTransport
-
-__all__ = ["UcxSettings", "UcxTransport"]
+Nothing is imported here: whoever reads the settings (a worker, a command) does not load the links.
+"""

@@ -9,6 +9,9 @@ A source may stop in the middle of a piece. Then the sender says how much it has
 pulls in the place of the one (`SPLIT`), since UCX would not report that a message was short.
 
 `CANCEL` stops further messages; `END` says up to which pull a channel was answered, and that no more will be.
+
+`ASK` is answered at once, by `ANSWER`: how many transfers of the link have ended there, and what the slowest took (see
+`standstill`).
 """
 
 import enum
@@ -22,7 +25,7 @@ __all__ = ["RECORD", "Connection", "Record", "pull_tag"]
 
 RECORD = Struct("<B3xIQQQ")
 """What, channel, and three numbers. `OPEN` key; `PULL` number, offset, length; `PART` number of the pull, length;
-`SPLIT` number of the first of the two pulls, which follow one another; `END` offset."""
+`SPLIT` number of the first of the two pulls, which follow one another; `END` offset; `ANSWER` count, microseconds."""
 
 MAX_UNSENT = 1 << 20
 _READ = 64 << 10
@@ -36,6 +39,8 @@ class Record(enum.IntEnum):
     PART = 4
     SPLIT = 5
     END = 6
+    ASK = 7
+    ANSWER = 8
 
 
 def pull_tag(link: int, number: int) -> int:

@@ -14,7 +14,12 @@ import functools
 import importlib
 import os
 import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from typing import Any, TypeAlias, cast
 
@@ -81,7 +86,8 @@ class Library:
 
     def _load(self) -> None:
         libraries = importlib.import_module("libucx").load_library()
-        importlib.import_module("ucxx")
+        with _without_dask():
+            importlib.import_module("ucxx")
         self._api = importlib.import_module("ucxx._lib.libucxx")
         self.array: Any = importlib.import_module("ucxx._lib.arr").Array
         types = importlib.import_module("ucxx.types")
@@ -132,6 +138,28 @@ def load() -> Library:
     if find_spec("ucxx") is None and find_spec("ucp") is not None:
         return cast(Library, importlib.import_module("hoplite_ucx.transports.ucx.ucx_py").UcxPyLibrary())
     return Library()
+
+
+class _NoDask(MetaPathFinder):
+    """Other threads may import it meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "dask" and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError("not needed by ucxx", name=name)
+
+
+@contextmanager
+def _without_dask() -> Iterator[None]:
+    """`ucxx` loads all of Dask where it is installed, to print sizes and times; it does without."""
+    finder = _NoDask()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def _find(libraries: list[Any], name: str) -> Any:

@@ -8,6 +8,7 @@ its transfers, and each stream is closed as soon as its own requests are complet
 from __future__ import annotations
 
 import select
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
@@ -16,13 +17,10 @@ from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, V
 from hoplite_ucx.transports.interface import Bytes
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
-from hoplite_ucx.transports.ucx.frames import Connection
+from hoplite_ucx.transports.ucx.frames import Connection, Record
+from hoplite_ucx.transports.ucx.standstill import LOOK_SECONDS, Standstill, Verdict
 
-__all__ = ["CANCEL_SECONDS", "Link"]
-
-CANCEL_SECONDS = 0.25
-"""A cancelled stream waits this long for the next of its transfers in UCX to end. If none does, the peer is stopped or
-lost, and the link is broken, since only that makes UCX release the memory."""
+__all__ = ["Link"]
 
 DESTROY_SECONDS = 0.1
 """Closing an endpoint completes its requests at once, on a worker that links share. If it does not, the worker is
@@ -44,6 +42,9 @@ class Link(ABC):
         self.broken = False
         self.bytes = 0
         self.frames = 0
+        self.standstill = Standstill()
+        self.cancelled: list[_Cancelled] = []
+        """Streams that were cancelled while transfers of them were in UCX. Closed ones are removed at the next look."""
         self._on_lost = on_lost
         self._waiting_to_write = False
 
@@ -120,21 +121,47 @@ class Link(ABC):
     def name(self) -> str:
         """The peer, for people."""
 
-    def give_up_later(self, stream: _Cancelled, under_way: Callable[[], int]) -> None:
-        """Break the link if a cancelled stream stands still. Its transfers only become fewer, and on a slow link all of
-        them may take longer than the wait for one."""
-        before = under_way()
+    # --- cancelled streams -------------------------------------------------------------------------------------
 
-        def look() -> None:
-            if stream.closed or self.broken:
-                return
-            if under_way() < before:
-                self.give_up_later(stream, under_way)
-                return
-            what = f"a cancelled stream was still transferring, and stood still for {CANCEL_SECONDS:g} s"
-            self.break_off(ConnectionLostError(what, self.name, "check whether the process there is stopped"))
+    def wait_for(self, stream: _Cancelled) -> None:
+        """It is cancelled, and its transfers are in UCX: it is closed when they end. Breaks the link if they do not."""
+        if not self.cancelled:
+            self.engine.later(LOOK_SECONDS, self._look)
+        if all(other.closed for other in self.cancelled):
+            self.standstill.begin(time.monotonic())
+        self.cancelled.append(stream)
 
-        self.engine.later(CANCEL_SECONDS, look)
+    def _look(self) -> None:
+        self.cancelled = [stream for stream in self.cancelled if not stream.closed]
+        if not self.cancelled or self.broken:
+            return
+        match self.standstill.look(time.monotonic()):
+            case Verdict.SILENT:
+                what = f"the peer did not answer for {self.standstill.silent_seconds:.2g} s while a stream is cancelled"
+                self.break_off(ConnectionLostError(what, self.name, "check whether the process there is stopped"))
+            case Verdict.STILL:
+                what = f"nothing moved for {self.standstill.still_seconds:.2g} s, though the peer answers"
+                self.break_off(ConnectionLostError(what, self.name, "check the network that UCX uses between the two"))
+            case Verdict.WAIT:
+                if self.standstill.must_ask:
+                    self.ask()
+                self.engine.later(LOOK_SECONDS, self._look)
+
+    def ask(self) -> None:
+        """Whether the peer is there, and what it has seen. The first answer on a link tells how long one takes."""
+        if self.connection is not None:
+            self.connection.put(Record.ASK, 0)
+            self.standstill.asked(time.monotonic())
+            self.flush_soon()
+
+    def asked_or_answered(self, what: int, first: int, second: int) -> bool:
+        """False if the record was about something else."""
+        if what == Record.ANSWER:
+            self.standstill.answered(time.monotonic(), first, second / 1e6)
+        elif what == Record.ASK and self.connection is not None:
+            self.connection.put(Record.ANSWER, 0, self.frames, int(self.standstill.slowest_transfer * 1e6))
+            self.flush_soon()
+        return what in (Record.ASK, Record.ANSWER)
 
     # --- the end -----------------------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ message was; a longer one is an error, a shorter one would be the sender's lie.)
 wherever the stream began: what a relay gets in pieces it can then forward in the same.
 
 A stream that is cancelled while receives are posted asks its sender to stop; the sender says up to which pull it has
-answered. Those complete by themselves; the others are settled. If that takes too long, the link is broken.
+answered. Those complete by themselves; the others are settled. Meanwhile the link is watched (see `standstill`).
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -183,6 +184,7 @@ class ReceivingLink(Link):
         self.attach(Connection(sock, self.address))
         for incoming in list(self.streams.values()):
             self._open(incoming)
+        self.ask()
         self.engine.later(self._timers.idle, self._retire)
 
     # --- streams -----------------------------------------------------------------------------------------------
@@ -208,7 +210,7 @@ class ReceivingLink(Link):
         if not incoming.pulls:
             self._close(incoming, None)
         else:
-            self.give_up_later(incoming, lambda: len(incoming.pulls))
+            self.wait_for(incoming)
 
     def status(self) -> LinkStatus:
         streams = len(self.streams)
@@ -252,6 +254,8 @@ class ReceivingLink(Link):
 
     def heard(self, connection: Connection) -> None:
         for what, channel, first, second, _ in connection.take_records():
+            if self.asked_or_answered(what, first, second):
+                continue
             incoming = self.streams.get(channel)
             if what not in (Record.PART, Record.END) or not 0 < channel <= self._last_channel:
                 raise self.violation(f"a record of kind {what} for channel {channel}")
@@ -323,6 +327,8 @@ class ReceivingLink(Link):
             incoming.sink.arrived(incoming.received)
         if not moved:
             return False
+        if self.cancelled:
+            self.standstill.moved(time.monotonic())
         if self.broken or (incoming.cancelled and not pulls):
             if not pulls:
                 self._close(incoming, None if incoming.cancelled else Fault.BROKEN)

@@ -11,6 +11,7 @@ nothing here would show it. Read-only memory is copied first.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class Send:
 
     request: library.Request
     window: Bytes
+    begun: float
 
     @property
     def length(self) -> int:
@@ -149,7 +151,7 @@ class SendingLink(Link):
                 self._split(channel, first)
             elif what == Record.CANCEL:
                 self._cancelled_by_receiver(channel)
-            else:
+            elif not self.asked_or_answered(what, first, second):
                 raise self.violation(f"a record of kind {what}")
         self._send_more()
 
@@ -175,7 +177,7 @@ class SendingLink(Link):
             raise
         connection.put_bytes(mine.encode())
         self._greeting = greeting
-        self.flush_soon()
+        self.ask()
         return True
 
     def _open(self, key: StreamKey, channel: int) -> None:
@@ -266,7 +268,7 @@ class SendingLink(Link):
         if not outgoing.sends:
             self._close(outgoing)
         else:
-            self.give_up_later(outgoing, lambda: len(outgoing.sends))
+            self.wait_for(outgoing)
 
     def _say_end(self, channel: int, answered: int) -> None:
         if self.connection is not None:
@@ -319,7 +321,7 @@ class SendingLink(Link):
         assert self._greeting is not None
         window = _writable(outgoing.source, pull.offset, pull.end - pull.offset)
         request = self.worker.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
-        outgoing.sends.append(Send(request, window))
+        outgoing.sends.append(Send(request, window, time.monotonic()))
         outgoing.position = pull.end
         self._flight_messages += 1
         self._flight_bytes += window.nbytes
@@ -343,10 +345,13 @@ class SendingLink(Link):
 
     def _advance(self, outgoing: Outgoing) -> bool:
         sends = outgoing.sends
-        moved = False
+        if not sends[0].request.completed:
+            return False
+        now = time.monotonic()
+        self.standstill.moved(now)
         while sends and sends[0].request.completed:
             send = sends.popleft()
-            moved = True
+            self.standstill.transfer_took(now - send.begun)
             self._flight_messages -= 1
             self._flight_bytes -= send.length
             if self.broken:
@@ -358,7 +363,7 @@ class SendingLink(Link):
             self._close(outgoing)
         elif not sends and outgoing.pulls:
             self._enqueue(outgoing)
-        return moved
+        return True
 
     # --- the end -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from hoplite_ucx.transports.ucx import locked_memory
 
 __all__ = ["GREETING_LENGTH", "MARK", "MAX_GREETING", "RECORDS", "DisagreementError", "Greeting", "UcxSettings"]
 
-RECORDS = 2
+RECORDS = 3
 """The version of the link's records and of what they mean (see `frames`): raise it with every change of them. Greetings
 without it are older, from when each rise of a source took three messages."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
@@ -28,8 +29,8 @@ from hoplite_ucx.transports.interface import (
     Transport,
 )
 from hoplite_ucx.transports.link_table import LinkTables
-from hoplite_ucx.transports.link_timers import LinkTimers
-from hoplite_ucx.transports.staging import CopiedSource, StagedSink, stager
+from hoplite_ucx.transports.link_timers import PAUSED, LinkTimers
+from hoplite_ucx.transports.staging import CopiedSource, StagedSink, Stager
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection
 from hoplite_ucx.transports.ucx.receiving import Incoming, ReceivingLink
@@ -48,8 +49,10 @@ class UcxTransport(Transport):
         on_link_lost: LinkLost | None = None,
         settings: UcxSettings | None = None,
         timers: LinkTimers | None = None,
+        stager: Stager | None = None,
     ) -> None:
         self._me = me
+        self._stager = stager or Stager()
         self._timers = timers or LinkTimers()
         self._settings = settings or UcxSettings()
         self._lock = threading.Lock()
@@ -93,7 +96,7 @@ class UcxTransport(Transport):
         engine = self._engine_for(sender, Side.RECEIVING) if stream.offset < stream.size else None
         if sink.device is not None and engine is not None and not engine.takes_devices:
             failed = partial(self.cancel_receive, stream.key)
-            staged = StagedSink(sink, stream.offset, stream.size, on_closed, failed, stager())
+            staged = StagedSink(sink, stream.offset, stream.size, on_closed, failed, self._stager)
             sink, on_closed = staged, staged.closed
         incoming = Incoming(stream, sink, on_closed)
         with self._lock:
@@ -170,7 +173,12 @@ class UcxTransport(Transport):
         return {outgoing.key: outgoing.position for outgoing in list(self._outgoing.values())}
 
     def links(self) -> list[LinkStatus]:
-        return self._links.statuses()
+        engine = self._engine
+        takes_devices = engine is not None and engine.takes_devices
+        return [replace(status, takes_devices=takes_devices) for status in self._links.statuses()]
+
+    def carried(self) -> dict[tuple[str, Side], int]:
+        return {("ucx", side): carried for side, carried in self._links.carried().items()}
 
     def lanes(self, seconds: float = 1.0) -> dict[tuple[int, Side], list[str]]:
         """What UCX really gave each link, asked of UCX itself; empty if it does not answer in time."""
@@ -224,10 +232,11 @@ class UcxTransport(Transport):
         if self._closed:
             sock.close()
             return
-        if (old := self._links.sending.pop(peer, None)) is not None:
+        if (old := self._links.sending.get(peer)) is not None:
+            self._links.sending_ended(old)
             old.break_off(None)
         try:
-            self._links.sending[peer] = SendingLink(
+            link = SendingLink(
                 engine,
                 peer,
                 Connection(sock, f"{peer:x}"),
@@ -239,6 +248,9 @@ class UcxTransport(Transport):
         except (engine.library.error, TransportError) as error:
             sock.close()
             self._links.lost(peer, Side.SENDING, _no_worker(error, f"{peer:x}"))
+            return
+        with self._links.lock:
+            self._links.add_sending(link)
 
     def _find(self, receiver: int, key: StreamKey) -> Outgoing | None:
         outgoing = self._outgoing.get(key)
@@ -270,7 +282,7 @@ class UcxTransport(Transport):
             return link
         lost = self._links.when_lost(sender, Side.RECEIVING)
         try:
-            link = self._links.receiving[sender] = ReceivingLink(
+            link = ReceivingLink(
                 engine,
                 sender,
                 address,
@@ -283,6 +295,8 @@ class UcxTransport(Transport):
         except (engine.library.error, TransportError) as error:
             lost(_no_worker(error, address))
             return None
+        with self._links.lock:
+            self._links.add_receiving(link)
         return link
 
     def _grown(self, incoming: Incoming) -> None:
@@ -303,15 +317,19 @@ class UcxTransport(Transport):
         if link is not None and not link.broken:
             link.serve(outgoing)
         if outgoing.link is None:
-            engine.later(self._timers.grace, partial(self._out_of_grace, engine, outgoing))
+            self._give_grace(engine, outgoing)
 
-    def _out_of_grace(self, engine: Engine, outgoing: Outgoing) -> None:
+    def _give_grace(self, engine: Engine, outgoing: Outgoing) -> None:
+        due = time.monotonic() + (grace := self._timers.grace)
+        engine.later(grace, partial(self._out_of_grace, engine, outgoing, due))
+
+    def _out_of_grace(self, engine: Engine, outgoing: Outgoing, due: float) -> None:
         """Its receiver did not come: a stream may wait only while its receiver has a link here."""
         if outgoing.closed or outgoing.link is not None:
             return
         link = self._links.sending.get(outgoing.receiver)
-        if link is not None and not link.broken:
-            engine.later(self._timers.grace, partial(self._out_of_grace, engine, outgoing))
+        if (link is not None and not link.broken) or time.monotonic() - due > PAUSED:
+            self._give_grace(engine, outgoing)
         else:
             self._outgoing_closed(outgoing)
             outgoing.close()

@@ -71,6 +71,8 @@ class Kind(enum.IntEnum):
     PEER = 2  # the session of two nodes
     BULK = 3  # the link on which a node receives from another
     READER = 4  # a worker's session with the directory, in which it asks for small objects and nothing else
+    VIEWER = 5  # the session of a process that asks a node or the directory what goes on, and nothing else
+    TRACER = 6  # the session of a process that records what a node or the directory does, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +313,9 @@ def _text(cluster: bytes) -> str:
 def _check_tls(theirs: bool, me: Identity, address: str) -> None:
     if theirs != (me.tls is not None):
         one, other = ("the peer", "this process") if theirs else ("this process", "the peer")
-        raise WrongTlsError(f"{one} uses TLS, and {other} does not", address, "give all hosts the same [tls] settings")
+        raise WrongTlsError(
+            f"{one} uses TLS, and {other} does not", address, "give all hosts and commands the same [tls] settings"
+        )
 
 
 def _not_ours(address: str) -> HandshakeError:

@@ -72,7 +72,7 @@ def test_the_async_twin_puts_gets_and_creates_on_devices() -> None:
         with cupy.cuda.Device(LAST):
             draft.array[...] = 3
         assert same(await hoplite.aio.get(await hoplite.aio.seal(draft), device=LAST), np.full(SIZE, 3, np.float32))
-        with pytest.raises(hoplite.InvalidRequestError, match="without progress"):
+        with pytest.raises(hoplite.InvalidRequestError, match="numpy has no arrays on devices"):
             await hoplite.aio.get(ref, device=LAST, like="numpy")
 
     asyncio.run(work())
@@ -144,7 +144,7 @@ def test_out_is_filled() -> None:
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        (lambda: cupy.zeros(5, np.float32), "the object is float32"),
+        (lambda: cupy.zeros(5, np.float32), r"out is float32\[5\], the object has float32\[400001\]"),
         (lambda: cupy.zeros(SIZE, np.float64), "out is float64"),
         (lambda: np.zeros(SIZE, np.float32), "out is on the host"),
     ],
@@ -190,6 +190,35 @@ def test_the_stream_that_is_given() -> None:
     assert same(hoplite.get(ref), np.full(SIZE, 7, np.float32))
     with pytest.raises(hoplite.InvalidRequestError, match="stream must be a CUDA stream"):
         hoplite.put(array, stream="main")
+
+
+def test_small_arrays_wait_for_the_stream_that_is_given() -> None:
+    """They go through the host, and are read behind the stream on which they are computed."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    array = cupy.zeros(1000, np.float32)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        array += 7
+
+    refs = [hoplite.put(array, stream=stream), hoplite.put([array, 3], stream=stream)]
+
+    assert same(hoplite.get(refs[0]), np.full(1000, 7, np.float32))
+    assert same(hoplite.get(refs[1])[0], np.full(1000, 7, np.float32))
+
+
+def test_what_is_filled_is_complete_when_get_returns() -> None:
+    """The object comes from the host: no mapping ends with the get, which would wait for the device."""
+    ref = hoplite.put([DATA, DATA + 1])
+    out = [cupy.zeros(SIZE, np.float32) for _ in range(2)]
+    cupy.cuda.Device().synchronize()
+    stream, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+
+    with stream:
+        hoplite.get(ref, device=0, out=out)
+
+    with other:
+        assert same(out[0])
+        assert same(out[1], DATA + 1)
 
 
 def test_reductions() -> None:
@@ -298,10 +327,28 @@ def test_tensors_are_copied_behind_the_stream_that_is_given() -> None:
 def test_wishes_that_do_not_go_with_a_device() -> None:
     ref = hoplite.put(DATA)
 
-    with pytest.raises(hoplite.InvalidRequestError, match="device= gives arrays of CuPy"):
-        hoplite.get(ref, device=0, like="torch")
-    with pytest.raises(hoplite.InvalidRequestError, match="without progress"):
+    with pytest.raises(hoplite.InvalidRequestError, match="numpy has no arrays on devices"):
+        hoplite.get(ref, device=0, like="numpy")
+    with pytest.raises(hoplite.InvalidRequestError, match="progress= is given without out="):
         hoplite.get(ref, device=0, progress=print)
+    with pytest.raises(hoplite.InvalidRequestError, match="copy=True and out="):
+        hoplite.get(ref, device=0, copy=True, out=cupy.zeros(SIZE, np.float32))
+
+
+def test_trees_are_filled_in_place() -> None:
+    ref = hoplite.put({"a": cupy.asarray(DATA), "b": [DATA + 1, cupy.asarray(DATA[:5])]})
+    out = {"a": cupy.zeros(SIZE, np.float32), "b": [cupy.zeros((2, SIZE), np.float32)[1], cupy.zeros(10, "f4")[::2]]}
+    told: list[tuple[int, int]] = []
+
+    assert hoplite.get(ref, device=0, out=out, progress=lambda *so_far: told.append(so_far)) is out
+
+    assert same(out["a"])
+    assert same(out["b"][0], DATA + 1)
+    assert same(out["b"][1], DATA[:5])
+    assert told == [(DATA.nbytes, 2 * DATA.nbytes + 20), (2 * DATA.nbytes, 2 * DATA.nbytes + 20), (told[-1][1],) * 2]
+    out["b"][0] = np.zeros(SIZE, np.float32)
+    with pytest.raises(hoplite.InvalidRequestError, match=r"out\['b'\]\[0\] is on the host, and .* on device 0"):
+        hoplite.get(ref, device=0, out=out)
 
 
 def test_a_tree_from_several_devices() -> None:

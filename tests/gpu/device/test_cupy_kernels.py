@@ -2,6 +2,9 @@
 
 On made-up GPUs these kernels are compiled for this processor, from the source that CuPy gives to NVRTC."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import cupy
@@ -124,3 +127,25 @@ def test_it_works_on_segments() -> None:
     Arithmetic(0, "add").apply(array, array, array)
 
     assert (array.get() == 2 * values("float32", 4)).all()
+
+
+@pytest.mark.skipif("MADE_UP_PYTHON" not in os.environ, reason="it costs the process its context")
+def test_a_kernel_that_fails_when_it_runs_is_found_out_ahead() -> None:
+    """Launching it succeeds: only who waits for it hears of it. Here it writes to what is mapped read-only."""
+    code = (
+        "import os, sys, cupy, numpy as np\n"
+        "from hoplite_ucx.gpu import segments\n"
+        "from hoplite_ucx.gpu.arithmetic import Arithmetic, array_on\n"
+        "memory = segments.create(segments.GRANULE, 0)\n"
+        "window = segments.map_descriptor(memory.fd, memory.capacity, 0, writable=False).window()\n"
+        "cupy.ones = lambda length, dtype: array_on(window, (length,), np.dtype(dtype))\n"
+        "try:\n"
+        "    Arithmetic(0, 'add').prepare([np.dtype(np.float32)], divides=False)\n"
+        "except cupy.cuda.runtime.CUDARuntimeError as error:\n"
+        "    print(error.status)\n"
+        "sys.stdout.flush(); os._exit(0)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.stdout.split() == ["700"], done.stderr

@@ -117,9 +117,33 @@ def test_devices_of_one_host_are_combined_there(live: Live) -> None:
     a.delete(total, *refs)
 
 
-def test_allreduce(live: Live) -> None:
+def slots(host: Host) -> int:
+    """How many slots of a host have combined on a device."""
+    return int(host.status()["gpu"]["slots_on_devices"])
+
+
+@pytest.mark.parametrize("op", [Operation.SUM, Operation.MEAN])
+def test_allreduces_in_stripes_are_combined_and_put_together_on_devices(live: Live, op: Operation) -> None:
     a, *_ = live.hosts
     arrays = parts("float32", 3, 3 * SIZE)
+    refs = [put(host, cupy.asarray(array)) for host, array in zip(live.hosts, arrays, strict=True)]
+    before = [slots(host) for host in live.hosts]
+
+    total = a.reduce(refs, op, everywhere=True)
+
+    expected = sum(arrays[1:], arrays[0]) / np.float32(3 if op is Operation.MEAN else 1)
+    for host, combined in zip(live.hosts, before, strict=True):
+        memory, _ = open_on(host, total, 0)
+        assert isinstance(memory, Window), "it is put together on the device"
+        check(get(host, total, 0), expected)
+        assert slots(host) == combined + 3, "each host has a slot of each stripe"
+    check(get(a, total, None), expected)
+    a.delete(total, *refs)
+
+
+def test_allreduces_without_stripes(live: Live) -> None:
+    a, *_ = live.hosts
+    arrays = parts("float32", 3)
     refs = [put(host, cupy.asarray(array)) for host, array in zip(live.hosts, arrays, strict=True)]
 
     total = a.reduce(refs, everywhere=True)
@@ -127,6 +151,28 @@ def test_allreduce(live: Live) -> None:
     for host in live.hosts:
         check(get(host, total, 0), sum(arrays[1:], arrays[0]))
     a.delete(total, *refs)
+
+
+def test_devices_of_a_host_are_combined_before_anything_crosses_the_network(live: Live) -> None:
+    """Two parts on each host, on different devices: one stream between the hosts, not more."""
+    a, b, _ = live.hosts
+    arrays = parts("float32", 4)
+    refs = []
+    for index, array in enumerate(arrays):
+        with cupy.cuda.Device(LAST if index % 2 else 0):
+            refs.append(put((a, b)[index // 2], cupy.asarray(array)))
+    before = sum(received(host) for host in (a, b))
+
+    total = a.reduce(refs)
+
+    check(get(a, total, 0), sum(arrays[1:], arrays[0]))
+    moved = sum(received(host) for host in (a, b)) - before
+    assert arrays[0].nbytes <= moved < 1.5 * arrays[0].nbytes
+    a.delete(total, *refs)
+
+
+def received(host: Host) -> int:
+    return sum(link["bytes"] for link in host.status()["links"] if link["side"] == "receiving")
 
 
 def test_dtypes_that_cupy_lacks_are_combined_on_the_host(live: Live) -> None:

@@ -16,12 +16,15 @@ import pytest
 
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.gpu import driver as cuda
+from hoplite_ucx.gpu import segments
 from hoplite_ucx.gpu.segments import Window
+from hoplite_ucx.runtime.agent.store import Store
+from hoplite_ucx.runtime.local import worker_messages
 from hoplite_ucx.runtime.objects import device_values
 from hoplite_ucx.runtime.objects.on_device import decode_on
 from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
 from tests.tools.live import SECONDS, Host, Live, live_cluster
-from tests.tools.waiting import eventually
+from tests.tools.waiting import HANG, eventually
 
 MADE_UP = "MADE_UP_PYTHON" in os.environ
 LAST = cuda.load().count - 1
@@ -108,9 +111,11 @@ def test_links_are_those_that_were_asked_for(live: Live) -> None:
     ref = put(a, cupy.asarray(DATA))
     assert same(get(b, ref, 0))
 
-    (transport,) = {link["transport"] for link in b.status()["links"] if link["side"] == "receiving"}
+    (link,) = [link for link in b.status()["links"] if link["side"] == "receiving" and link["bytes"]]
 
-    assert transport == ("ucx" if os.environ.get("HOPLITE_LINKS_TRANSPORT") == "ucx" else "tcp")
+    ucx = os.environ.get("HOPLITE_LINKS_TRANSPORT") == "ucx"
+    assert (link["transport"], link["gpu_memory"]) == (("ucx", "direct") if ucx else ("tcp", "staged"))
+    assert f"memory of GPUs {link['gpu_memory']}: " in link["reason"]
     a.delete(ref)
 
 
@@ -185,6 +190,27 @@ def test_arrays_that_are_not_contiguous(live: Live) -> None:
     ref = put(live.hosts[0], array)
 
     assert same(get(live.hosts[1], ref, 0), square[:, ::2])
+    live.hosts[0].delete(ref)
+
+
+def test_a_put_has_unmapped_its_memory_when_it_ends(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on the agent gives it to others, and nothing could keep this process from writing to it."""
+    events: list[str] = []
+    unmap, frame = segments._settle_and_unmap, worker_messages.frame
+
+    def unmapped(*arguments: Any) -> None:
+        unmap(*arguments)
+        events.append("unmapped")
+
+    def framed(message: Any) -> bytes:
+        events.append(type(message).__name__)
+        return frame(message)
+
+    monkeypatch.setattr(segments, "_settle_and_unmap", unmapped)
+    monkeypatch.setattr(worker_messages, "frame", framed)
+    ref = put(live.hosts[0], cupy.asarray(DATA))
+
+    assert events.index("unmapped") < events.index("PutEnd")
     live.hosts[0].delete(ref)
 
 
@@ -302,6 +328,35 @@ def _moved(host: Host, array: Any) -> bool:
     on_device = isinstance(open_on(host, ref, 0)[0], Window)
     host.delete(ref)
     return on_device and before <= 24 << 20
+
+
+def test_what_is_looked_at_or_followed_meanwhile_is_not_moved_to_the_host() -> None:
+    """Between the moment at which an object is chosen to be moved and that at which its copy is there."""
+    store = Store(1 << 30, lambda *_: None)
+    store.devices.find()
+    store.allocate(1, DATA.nbytes)
+    segment = store[1]
+    backing = store.back_on(segment, 0)
+    assert backing is not None
+    segment.raise_watermark(segment.size)
+    assert store.evictable(0) is segment
+    copying = store.twin(segment)
+    copying.result(HANG)
+    assert store.keep_twin(segment, copying)
+
+    backing.mapped += 1
+    assert store.evictable(0) is None
+    assert not store.evict(segment)
+    backing.mapped -= 1
+    segment.subscribe(store.close)
+    assert store.evictable(0) is None
+    assert not store.evict(segment)
+    segment.unsubscribe(store.close)
+
+    assert segment.device == 0
+    assert store.evict(segment)
+    assert segment.device is None
+    store.close()
 
 
 @pytest.mark.skipif(not MADE_UP, reason="made-up GPUs only")

@@ -1,8 +1,10 @@
 """Streams from and to memory of a device: a UCX with CUDA passes it on as it is, all others stage it."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +14,18 @@ from hoplite_ucx.gpu import segments
 from hoplite_ucx.gpu.copies import copy
 from hoplite_ucx.gpu.driver import CudaError
 from hoplite_ucx.gpu.segments import Window
-from hoplite_ucx.transports import staging
-from hoplite_ucx.transports.interface import Fault, Priority, Stream
-from hoplite_ucx.transports.memory import Memory, MemorySink
+from hoplite_ucx.runtime.agent.store import Segment
+from hoplite_ucx.transports.buffers import Memory, MemorySink
+from hoplite_ucx.transports.configuration import PINNED_LIMIT
+from hoplite_ucx.transports.interface import Fault, LinkLost, Priority, Stream
 from hoplite_ucx.transports.staging import StagedSink, StagedSource, Stager
+from hoplite_ucx.transports.tcp import TcpTransport
 from hoplite_ucx.transports.testing.conformance.tools import Endpoint, Maker, endpoints, next_key, pattern
+from hoplite_ucx.transports.testing.endpoint import LOOPBACK, ListeningEndpoint
 from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
 from hoplite_ucx.transports.testing.ucx_endpoint import UcxEndpoint
 from hoplite_ucx.transports.ucx.settings import UcxSettings
+from hoplite_ucx.transports.wire.handshake import Identity
 from tests.tools.waiting import HANG, eventually
 
 SIZE = 20_000_003
@@ -32,6 +38,16 @@ class WithCuda(UcxEndpoint):
 
 class WithoutCuda(UcxEndpoint):
     """Over TCP alone UCX does not move memory of devices."""
+
+
+class Bounded(ListeningEndpoint[TcpTransport]):
+    """All that a test makes share their pinned memory."""
+
+    stager = Stager()
+
+    def __init__(self, node: int, token: bytes = b"", on_lost: LinkLost | None = None) -> None:
+        me = Identity(node, token)
+        super().__init__(me, TcpTransport(me, on_lost, stager=self.stager), LOOPBACK)
 
 
 class DeviceMemory(Memory):
@@ -115,9 +131,20 @@ def test_only_a_ucx_with_cuda_takes_memory_of_devices() -> None:
         assert not staged.transport.start().takes_devices
 
 
-@pytest.mark.parametrize("make", [TcpEndpoint, WithCuda], ids=["tcp", "ucx-cuda"])
-def test_many_streams_at_once(make: Maker) -> None:
-    """More than there is pinned memory for."""
+@pytest.mark.parametrize("make", [Bounded, WithCuda], ids=["tcp", "ucx-cuda"])
+def test_many_streams_at_once(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than there is pinned memory for: the driver is never asked for more than is allowed."""
+    limit = 20 << 20
+    monkeypatch.setattr(Bounded, "stager", Stager(limit))
+    pinned: list[int] = []
+    value = cuda.Driver.value
+
+    def counted(driver: cuda.Driver, kind: Any, name: str, *arguments: Any) -> Any:
+        if name == "cuMemHostAlloc":
+            pinned.append(arguments[0])
+        return value(driver, kind, name, *arguments)
+
+    monkeypatch.setattr(cuda.Driver, "value", counted)
     size, count = 2_000_003, 12
     sources = [memory(0, size, pattern(seed, 0, size), size) for seed in range(count)]
     targets = [memory(LAST, size) for _ in range(count)]
@@ -129,7 +156,8 @@ def test_many_streams_at_once(make: Maker) -> None:
             transfer.wait()
 
     assert all(content_of(target) == pattern(seed, 0, size) for seed, target in enumerate(targets))
-    assert staging.stager().pinned <= staging.PINNED_LIMIT
+    assert sum(pinned) <= limit
+    assert make is WithCuda or sum(pinned) == 2 * (8 << 20)
 
 
 @pytest.mark.parametrize("make", [TcpEndpoint, WithCuda], ids=["tcp", "ucx-cuda"])
@@ -158,7 +186,7 @@ def test_a_cancelled_stream_leaves_the_device_alone(make: Maker) -> None:
 class Lanes(Stager):
     """Copies that run when the test says so."""
 
-    def __init__(self, limit: int = staging.PINNED_LIMIT) -> None:
+    def __init__(self, limit: int = PINNED_LIMIT) -> None:
         super().__init__(limit)
         self.asked: list[tuple[int, int, int, Callable[[CudaError | None], None], bool]] = []
 
@@ -208,6 +236,111 @@ def test_the_next_piece_is_copied_while_the_last_is_on_the_wire(lanes: Lanes) ->
     assert closed == [True]
     assert min(ahead[:-8]) >= 7, "a ring has room for eight pieces"
     assert lanes.pinned == 8 << 20
+
+
+class Trace:
+    """What happened in a stream, in order: what, and at which position of the stream."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+        self._changed = threading.Condition()
+
+    def note(self, what: str, position: int) -> None:
+        with self._changed:
+            self.events.append((what, position))
+            self._changed.notify_all()
+
+    def when(self, what: str, position: int) -> int | None:
+        """The number of the first such event at this position or beyond."""
+        found = (number for number, (name, at) in enumerate(self.events) if name == what and at >= position)
+        return next(found, None)
+
+    def wait_for(self, what: str, position: int) -> None:
+        with self._changed:
+            came = self._changed.wait_for(lambda: self.when(what, position) is not None, HANG)
+        assert came, f"no {what} at {position}: {self.events}"
+
+    def in_order(self, *events: tuple[str, int]) -> bool:
+        numbers = [self.when(*event) for event in events]
+        return None not in numbers and numbers == sorted(number for number in numbers if number is not None)
+
+    def follow(self, patch: pytest.MonkeyPatch, kind: type, method: str, note: Callable[..., None]) -> None:
+        """Have calls of a method noted before they are made."""
+        original = getattr(kind, method)
+
+        def noted(staged: object, *arguments: Any, **named: Any) -> Any:
+            note(*arguments)
+            return original(staged, *arguments, **named)
+
+        patch.setattr(kind, method, noted)
+
+
+def test_over_sockets_a_piece_is_copied_while_the_one_before_it_is_on_the_wire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each copy is held up until the frame before it was given to the socket, and was asked for earlier than that."""
+    trace = Trace()
+    ends = [0]
+
+    def copy(_to: int, _from: int, end: int, _: Window) -> None:
+        ends.append(end)
+        trace.note("copy", end)
+
+    def copied(end: int, *_: object) -> None:
+        if (begin := ends[ends.index(end) - 1]) > 0:
+            trace.wait_for("on the wire", begin - GRANULE)
+        trace.note("copied", end)
+
+    trace.follow(monkeypatch, StagedSource, "_copy", copy)
+    trace.follow(monkeypatch, StagedSource, "_copied", copied)
+    trace.follow(monkeypatch, StagedSource, "window", lambda offset, _: trace.note("on the wire", offset))
+    wanted = pattern(5, 0, SIZE)
+    read, written = memory(0, content=wanted, watermark=SIZE), memory(None)
+    with endpoints(TcpEndpoint, 1, 2) as (sender, receiver):
+        Transfer(sender, receiver, read, written).wait()
+
+    assert content_of(written) == wanted
+    for begin, end in itertools.pairwise(ends[1:]):
+        assert trace.in_order(("copy", end), ("on the wire", begin - GRANULE), ("copied", end))
+
+
+def test_over_sockets_a_piece_is_received_while_the_one_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy is held up until more has come behind what it copies."""
+    trace = Trace()
+
+    def copied(end: int, *_: object) -> None:
+        if end < SIZE:
+            trace.wait_for("received", end + 1)
+        trace.note("copied", end)
+
+    trace.follow(monkeypatch, StagedSink, "_copy", lambda _to, _from, end, _: trace.note("copy", end))
+    trace.follow(monkeypatch, StagedSink, "_copied", copied)
+    trace.follow(monkeypatch, StagedSink, "arrived", lambda end: trace.note("received", end))
+    wanted = pattern(6, 0, SIZE)
+    read, written = memory(None, content=wanted, watermark=SIZE), memory(0)
+    with endpoints(TcpEndpoint, 1, 2) as (sender, receiver):
+        Transfer(sender, receiver, read, written).wait()
+
+    assert content_of(written) == wanted
+    ends = [end for what, end in trace.events if what == "copied"]
+    assert len(ends) > SIZE // (8 << 20), "more copies than rings"
+    for end in ends[:-1]:
+        assert trace.in_order(("copy", end), ("received", end + 1), ("copied", end))
+
+
+def test_a_source_stays_where_it_is_from_when_it_is_offered(lanes: Lanes) -> None:
+    """An object that nobody follows may be moved to the host, and a stream would find it there."""
+    segment, on_device = Segment(1, SIZE), memory(0)
+    assert isinstance(on_device, DeviceMemory)
+    segment.memory = on_device.bytes
+    segment.raise_watermark(SIZE)
+    assert segment.idle
+
+    source = StagedSource(segment, 0, list, list, lanes)
+
+    assert not segment.idle
+    source.close()
+    assert segment.idle
 
 
 def test_a_source_is_closed_after_its_last_copy(lanes: Lanes) -> None:
@@ -305,10 +438,10 @@ def test_a_copy_that_fails_breaks_its_stream_alone(lanes: Lanes) -> None:
 
 
 def test_plain_rings_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_of_this_process", Stager(limit=0))
+    monkeypatch.setattr(Bounded, "stager", Stager(limit=0))
     wanted = pattern(3, 0, SIZE)
     read, written = memory(0, content=wanted, watermark=SIZE), memory(0)
-    with endpoints(TcpEndpoint, 1, 2) as (sender, receiver):
+    with endpoints(Bounded, 1, 2) as (sender, receiver):
         Transfer(sender, receiver, read, written).wait()
 
     assert content_of(written) == wanted

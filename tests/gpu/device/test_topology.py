@@ -173,3 +173,4 @@ def test_doctor_shows_gpus_and_their_nearest_cards(nvml: Callable[[str], None], 
     assert first.uuid not in problems
     assert "no nvidia_peermem" in problems
     assert "mlx5_0 (PHB)" in shown.output
+    assert "memory of GPUs over tcp: staged: sockets take memory of the host" in shown.output

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -9,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from hoplite_ucx.transports.buffers import Memory
 from hoplite_ucx.transports.errors import TransportError, ViolationError
 from hoplite_ucx.transports.interface import Fault, Side
-from hoplite_ucx.transports.memory import Memory
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
 from hoplite_ucx.transports.testing.conformance.tools import Receiving, Serving, filled, pattern, wait_until
 from hoplite_ucx.transports.testing.ucx_endpoint import SharedMemoryEndpoint, UcxEndpoint
@@ -109,6 +111,24 @@ def test_a_forked_child_is_told() -> None:
         with pytest.raises(TransportError, match="fork"):
             engine.call(lambda: None)
         engine._pid = os.getpid()
+
+
+def test_loading_it_loads_no_dask() -> None:
+    """An agent is up sooner, and smaller. Whoever needs Dask still finds it."""
+    code = (
+        "import sys; from hoplite_ucx.transports.ucx.library import load; load()\n"
+        "assert 'ucxx' in sys.modules and 'dask' not in sys.modules, 'loaded with it'\n"
+        "import importlib.util; assert importlib.util.find_spec('dask')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG)
+
+
+def test_reading_settings_loads_no_links() -> None:
+    code = (
+        "import sys; import hoplite_ucx.transports.configuration\n"
+        "assert 'hoplite_ucx.transports.ucx.transport' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG)
 
 
 @pytest.mark.parametrize(

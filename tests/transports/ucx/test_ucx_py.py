@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from hoplite_ucx.bench.hardware import ucx_py_checks
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
 from hoplite_ucx.transports.testing.ucx_endpoint import UcxEndpoint
 from hoplite_ucx.transports.ucx import library, ucx_py
@@ -33,6 +34,19 @@ _CHECKS = [
 def test_what_every_transport_must_do(check: Callable[[Maker], None], calls: list[str]) -> None:
     check(UcxEndpoint)
     assert {"UCXContext", "UCXEndpoint", "tag_send_nb", "tag_recv_nb"} <= set(calls)
+
+
+def test_ci_hardware_runs_the_kit_over_it(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    """All but what needs another process (`receiver_killed`), whose UCX might be another."""
+    monkeypatch.setattr(library, "load", library.load)  # so that what it replaces comes back
+    found = ucx_py_checks.check_here("check_re")
+    assert {check["check"]: check["failure"] for check in found} == {"relay": "", "resume": ""}
+    assert "UCXEndpoint" in calls
+
+
+def test_ci_hardware_says_that_it_is_not_installed() -> None:
+    if find_spec("ucp") is None:
+        assert "not installed" in ucx_py_checks.ucx_py_report()["not_run"]
 
 
 def test_it_is_used_only_where_ucxx_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

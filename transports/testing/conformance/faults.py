@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from hoplite_ucx.transports.buffers import Memory
 from hoplite_ucx.transports.errors import ConnectionLostError, WrongTokenError
 from hoplite_ucx.transports.interface import Fault, Priority, Side, StreamKey
-from hoplite_ucx.transports.memory import Memory
 from hoplite_ucx.transports.testing.conformance.tools import (
     CLOSE_WAIT,
     WAIT_SECONDS,

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from hoplite_ucx.transports.buffers import Memory
 from hoplite_ucx.transports.interface import Fault, Priority
-from hoplite_ucx.transports.memory import Memory
 from hoplite_ucx.transports.testing.conformance.tools import (
     CLOSE_WAIT,
     Endpoint,
@@ -129,7 +129,7 @@ def check_growing_source(make: Maker) -> None:
         for count, watermark in enumerate(steps(3, 0, size, 40_000)):
             source.rise(watermark)
             if count % 20 == 0:
-                wait_until(lambda: incoming.memory.watermark() >= source.watermark(), "bytes below the watermark", 2)
+                wait_until(lambda: incoming.memory.watermark() >= source.watermark(), "bytes below the watermark")
         incoming.complete(3)
         outgoing.wait()
         source.rise(size)
