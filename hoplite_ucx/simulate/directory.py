@@ -24,6 +24,7 @@ from hoplite_ucx.simulate.clock import Clock, Waker
 from hoplite_ucx.simulate.network import Endpoint, Network
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.sabotage import SabotageError
+from hoplite_ucx.tracing.directory_recorder import DirectoryRecorder
 
 HOST = "directory"
 
@@ -48,6 +49,7 @@ class VirtualDirectory:
         self._clock = cluster.clock
         self.machine = machine
         self.alive = True
+        self.recorder: DirectoryRecorder | None = None
         self.sessions: dict[NodeId, Endpoint] = {}
         self._endpoints: dict[Endpoint, None] = {}  # of sessions, and of those that have yet to join
         self._waker = Waker(self._clock, lambda: self.dispatch(Tick()))
@@ -67,6 +69,8 @@ class VirtualDirectory:
     def crash(self) -> None:
         """The process is gone, with all that it knew and all that is on its way to it."""
         self.alive = False
+        if self.recorder is not None:
+            self.recorder.end(self._clock.now)
         self._driver.stop()
         self._waker.cancel()
         self._close_sessions()
@@ -114,7 +118,9 @@ class VirtualDirectory:
     def dispatch(self, event: DirectoryEvent) -> None:
         self._driver.feed(event)
 
-    def _handled(self, event: DirectoryEvent, _: list[DirectoryEffect]) -> None:
+    def _handled(self, event: DirectoryEvent, effects: list[DirectoryEffect]) -> None:
+        if self.recorder is not None:
+            self.recorder.handled(event, effects, self._clock.now, 0.0)
         if not (isinstance(event, FromNode) and isinstance(event.message, Heartbeat)):
             self._cluster.after_event(self.machine)
 

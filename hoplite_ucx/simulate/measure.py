@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import ContributorsAre, Got, PutDone
 from hoplite_ucx.protocol.ids import NodeId, identity_of
 from hoplite_ucx.protocol.messages import Bind, Place, ToDirectory, ToNode
-from hoplite_ucx.simulate.cluster import Call, VirtualCluster
+from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.scenario import Kill, Pattern, Scenario
 from hoplite_ucx.simulate.static import (
@@ -168,29 +168,31 @@ class StaticResult:
 
 
 _AnyResult = TypeVar("_AnyResult", bound=Result)
+MakeCluster: TypeAlias = Callable[[Shape, int], VirtualCluster]
+"""Of a shape and a seed. A run that is measured may have a cluster of its own; one that it is compared with has not."""
 
 
-def broadcast(scenario: Scenario) -> Result:
+def broadcast(scenario: Scenario, make: MakeCluster = VirtualCluster) -> Result:
     """One object, from the source to every other host."""
     calm = replace(scenario.without_slow(), kills=(), directory_crash=None)
-    return _with_loss(scenario, calm, lambda scenario: _broadcast(scenario, VirtualCluster))
+    return _with_loss(scenario, calm, _broadcast, make)
 
 
-def gather(scenario: Scenario) -> Result:
+def gather(scenario: Scenario, make: MakeCluster = VirtualCluster) -> Result:
     """One object from every other host, to host 0."""
     calm = replace(scenario, kills=(), directory_crash=None, shape=replace(scenario.shape, rates={}))
-    return _with_loss(scenario, calm, _gather)
+    return _with_loss(scenario, calm, _gather, make)
 
 
-def reduce(scenario: Scenario) -> Reduced:
+def reduce(scenario: Scenario, make: MakeCluster = VirtualCluster) -> Reduced:
     """One object from every host, or the first `count` of them, combined; host 0 gets the result."""
     calm = replace(scenario, kills=(), directory_crash=None, shape=replace(scenario.shape, rates={}))
-    return _with_loss(scenario, calm, lambda scenario: _reduce(scenario, VirtualCluster))
+    return _with_loss(scenario, calm, _reduce, make)
 
 
-def allreduce(scenario: Scenario) -> Reduced:
+def allreduce(scenario: Scenario, make: MakeCluster = VirtualCluster) -> Reduced:
     """One object from every host, or the first `count` of them, combined; every host gets the result."""
-    return reduce(replace(scenario, everywhere=True, getters=scenario.shape.nodes))
+    return reduce(replace(scenario, everywhere=True, getters=scenario.shape.nodes), make)
 
 
 def static_trees(scenario: Scenario, progress: Callable[[str], object] = lambda _: None) -> list[StaticResult]:
@@ -228,11 +230,13 @@ def static_allreduces(scenario: Scenario, progress: Callable[[str], object] = la
     return sorted(results, key=lambda result: result.seconds)
 
 
-def _with_loss(scenario: Scenario, calm: Scenario, run: Callable[[Scenario], _AnyResult]) -> _AnyResult:
-    result = run(scenario)
+def _with_loss(
+    scenario: Scenario, calm: Scenario, run: Callable[[Scenario, MakeCluster], _AnyResult], make: MakeCluster
+) -> _AnyResult:
+    result = run(scenario, make)
     if calm == scenario:
         return result
-    undisturbed = run(calm)
+    undisturbed = run(calm, VirtualCluster)
     before = {ending.host: ending.seconds for ending in undisturbed.endings}
     lost = {
         ending.host: ending.seconds - before[ending.host]
@@ -242,9 +246,9 @@ def _with_loss(scenario: Scenario, calm: Scenario, run: Callable[[Scenario], _An
     return replace(result, loss=Loss(undisturbed.seconds, lost))
 
 
-def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result:
+def _broadcast(scenario: Scenario, make: MakeCluster) -> Result:
     shape, size = scenario.shape, scenario.size
-    cluster = cluster_type(shape, scenario.seed)
+    cluster = make(shape, scenario.seed)
     _settle(cluster, [])
     ref = cluster.new_ref()
     put = _put(cluster, SOURCE, ref, size)
@@ -270,9 +274,9 @@ def _broadcast(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Result
     return replace(result, again=_Run(cluster, once_more, limit, {ref: put.token}).measure(survivors))
 
 
-def _gather(scenario: Scenario) -> Result:
+def _gather(scenario: Scenario, make: MakeCluster) -> Result:
     shape, size = scenario.shape, scenario.size
-    cluster = VirtualCluster(shape, scenario.seed)
+    cluster = make(shape, scenario.seed)
     _settle(cluster, [])
     sources = range(1, shape.nodes)
     refs = [cluster.new_ref() for _ in sources]
@@ -285,9 +289,9 @@ def _gather(scenario: Scenario) -> Result:
     return _Run(cluster, scenario, limit, tokens).measure(gets)
 
 
-def _reduce(scenario: Scenario, cluster_type: type[VirtualCluster]) -> Reduced:
+def _reduce(scenario: Scenario, make: MakeCluster) -> Reduced:
     shape, size = scenario.shape, scenario.size
-    cluster = cluster_type(shape, scenario.seed)
+    cluster = make(shape, scenario.seed)
     _settle(cluster, [])
     sources = [cluster.new_ref() for _ in range(shape.nodes)]
     puts: list[Call] = []

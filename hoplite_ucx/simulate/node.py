@@ -68,6 +68,7 @@ from hoplite_ucx.simulate.provenance import Provenance
 from hoplite_ucx.simulate.sabotage import SabotageError
 from hoplite_ucx.simulate.segments import Segment
 from hoplite_ucx.simulate.streams import Receiving, Serving
+from hoplite_ucx.tracing.node_recorder import NodeRecorder
 
 
 class Cluster(Protocol):
@@ -118,6 +119,7 @@ class VirtualNode:
         self.combining: dict[int, Combining] = {}
         self.peers: dict[int, Endpoint] = {}
         self.directory: Endpoint | None = None
+        self.recorder: NodeRecorder | None = None
         self._recycled: list[Content] = []
         self._waker = Waker(self.clock, self._tick)
         perform: Table = {
@@ -167,6 +169,8 @@ class VirtualNode:
         self._driver.feed(event)
 
     def _handled(self, event: NodeEvent, effects: list[NodeEffect]) -> None:
+        if self.recorder is not None:
+            self.recorder.handled(event, effects, self.clock.now, 0.0)
         if not _is_routine(event, effects):
             self.cluster.after_event(self.machine)
 
@@ -229,6 +233,8 @@ class VirtualNode:
     def kill(self) -> None:
         """The process is gone at once; the kernel resets what it had open, and peers hear of it unless they cannot."""
         self.alive = False
+        if self.recorder is not None:
+            self.recorder.end(self.clock.now)
         self._driver.stop()
         self._waker.cancel()
         for endpoint in self._endpoints():
