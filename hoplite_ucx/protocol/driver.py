@@ -56,6 +56,8 @@ class Driver(Generic[Event, Effect]):
         self._unperformed = unperformed
         self._handled = handled
         self._events: deque[Event] = deque()
+        self._due: float | None = None
+        """When the machine must be woken, as it said last."""
         self._busy = False
         self._paused = False
         self._stopped = False
@@ -72,6 +74,8 @@ class Driver(Generic[Event, Effect]):
         """Perform what a machine asks for at its start: the first one, or another that takes its place."""
         if machine is not None:
             self.machine = machine
+        if machine is not None or not self._busy:  # else the machine has raised, and this is its farewell
+            self._due = self.machine.wakeup()
         if self._busy:  # in the middle of an event, after which the driver goes on
             self._apply(effects)
             return
@@ -104,6 +108,7 @@ class Driver(Generic[Event, Effect]):
                 event = events.popleft()
                 try:
                     effects = self.machine.handle(event, self._now())
+                    self._due = self.machine.wakeup()
                 except Exception as error:
                     self._raised(event, error)
                     continue
@@ -113,7 +118,7 @@ class Driver(Generic[Event, Effect]):
         finally:
             self._busy = False
         if not self._stopped:
-            self._wake(self.machine.wakeup())
+            self._wake(self._due)
 
     def _raised(self, event: Event, error: Exception) -> None:
         self._events.clear()

@@ -81,9 +81,11 @@ class ObjectRef:
 
     @property
     def binary(self) -> bytes:
+        """Its 16 bytes."""
         return self._binary
 
     def hex(self) -> str:
+        """Its 32 hexadecimal digits, as messages show it; `fromhex` is the way back."""
         return self._binary.hex()
 
     def __eq__(self, other: object) -> bool:
@@ -117,6 +119,7 @@ class HopliteError(Exception):
 
     @property
     def peer(self) -> str | None:
+        """The node that it is about, where there is one."""
         return self.failure.peer
 
     @property

@@ -54,12 +54,12 @@ class Tick(_Local, frozen=True):
 DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | Tick
 
 
-Failing: TypeAlias = "DirectoryEvent | NodeEvent"
-"""Events during which a machine may raise."""
+Failing: TypeAlias = "DirectoryEvent | NodeEvent | DirectoryEffect | NodeEffect"
+"""Events during which a machine may raise, and effects that may not be performed."""
 
 
 def refs_in(event: Failing) -> list[bytes]:
-    """The objects that an event is about, in the order in which it names them."""
+    """The objects that an event or an effect is about, in the order in which it names them."""
     found: dict[bytes, None] = {}
     pending: deque[object] = deque([event])
     while pending:

@@ -15,15 +15,21 @@ from hoplite_ucx.transports.wire.addresses import check_token
 def _directory() -> Serve:
     from hoplite_ucx.runtime.directory.server import DirectoryServer
     from hoplite_ucx.runtime.settings import load, of_directory
+    from hoplite_ucx.runtime.shell.event_logs import DirectoryLog
+    from hoplite_ucx.runtime.shell.logs import begin_logging
     from hoplite_ucx.transports.wire.tls import open_tls
 
     async def serve(task: dict[str, Any]) -> Served:
         token = bytes.fromhex(task["token"])
         check_token(token, task["host"])
-        settings, files = of_directory(task["settings"] if "settings" in task else load().for_directory())
-        server = DirectoryServer(task["cluster"], token, settings, tls=open_tls(files))
+        settings = of_directory(task["settings"] if "settings" in task else load().for_directory())
+        begin_logging(settings.log, "directory", "")
+        server = DirectoryServer(task["cluster"], token, settings.cluster, tls=open_tls(settings.certificates))
+        if settings.log.tells_events:
+            server.observe(DirectoryLog())
         address = await server.start(task["host"], task["port"], successor=task["successor"])
-        return Served({"address": address, "cluster": task["cluster"]}, server.close)
+        report = {"address": address, "cluster": task["cluster"], "metrics": server.serve_metrics(settings.metrics)}
+        return Served(report, server.close)
 
     return serve
 
@@ -35,8 +41,11 @@ def _agent() -> Serve:
 
     from hoplite_ucx.runtime.agent.agent import Agent, AgentProfile
     from hoplite_ucx.runtime.settings import load
+    from hoplite_ucx.runtime.shell.event_logs import NodeLog
+    from hoplite_ucx.runtime.shell.logs import begin_logging
 
     async def serve(task: dict[str, Any]) -> Served:
+        settings = load(arguments=arguments_of(task))
         agent = Agent(
             AgentProfile(
                 directory=task["directory"],
@@ -46,11 +55,19 @@ def _agent() -> Serve:
                 memory=task["memory"],
                 rate=task["rate"],
                 patience=task.get("patience"),
-                settings=load(arguments=arguments_of(task)),
+                settings=settings,
             )
         )
+        begin_logging(settings.log, "agent", f"n{agent.agent_id}")
+        if settings.log.tells_events:
+            agent.observe(NodeLog())
         await agent.start()
-        report = {"agent": agent.agent_id, "cluster": agent.cluster, "address": agent.address}
+        report = {
+            "agent": agent.agent_id,
+            "cluster": agent.cluster,
+            "address": agent.address,
+            "metrics": agent.metrics_url,
+        }
         return Served(report, agent.close, agent.retire)
 
     return serve

@@ -1,4 +1,4 @@
-"""All settings of this host, as one object: those of the cluster, of its store, and of its links.
+"""All settings of this host, as one object: of the cluster, its store, its processes, its links, and its metrics.
 
 Each comes from its default, the TOML file that `HOPLITE_CONFIG` or `--config` names, `HOPLITE_<SECTION>_<KEY>`, or an
 argument; the later of these wins. They are read once, when a process starts, and checked whole before it does anything.
@@ -16,12 +16,25 @@ import msgspec
 
 from hoplite_ucx.protocol.settings import Settings, conflicts
 from hoplite_ucx.settings.errors import ConfigurationError
-from hoplite_ucx.settings.kinds import Duration, Setting, Size, settings_of
+from hoplite_ucx.settings.kinds import Choice, Count, Duration, FileName, Name, Setting, Size, settings_of
 from hoplite_ucx.settings.reading import Argument, Origin, Place, Schema, Values, read
 from hoplite_ucx.transports import configuration
 from hoplite_ucx.transports.configuration import Configuration, TlsFiles
 
-__all__ = ["SCHEMA", "HostSettings", "Row", "StoreSettings", "cluster_settings", "default_of", "load", "of_directory"]
+__all__ = [
+    "SCHEMA",
+    "DirectorySettings",
+    "HostSettings",
+    "LogSettings",
+    "MetricsSettings",
+    "ProcessSettings",
+    "Row",
+    "StoreSettings",
+    "cluster_settings",
+    "default_of",
+    "load",
+    "of_directory",
+]
 
 SMALL = 256 << 10
 
@@ -67,12 +80,108 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    port: Annotated[
+        int | None,
+        Count(
+            "The port at which this host's agent serves its metrics to Prometheus. A directory serves its own at the "
+            "next one. 0 takes free ports. Without it, nothing is served, and nothing is counted. It needs "
+            "`pip install 'hoplite-ucx[metrics]'`.",
+            0,
+            65534,
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        Name(
+            "The address of this host at which metrics are served. Programs that reach it read them without a token: "
+            "another one than loopback is for networks that are trusted."
+        ),
+    ] = "127.0.0.1"
+
+    def for_directory(self) -> MetricsSettings:
+        return replace(self, port=self.port + 1) if self.port else self
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    level: Annotated[
+        str,
+        Choice(
+            "What is logged: this and whatever is graver. `warning` is what operators should look at; `info` adds "
+            "nodes that come and go, streams that break and calls that fail; `debug` adds what libraries below report.",
+            "level",
+            ("debug", "info", "warning", "error"),
+        ),
+    ] = "warning"
+    file: Annotated[
+        str | None,
+        FileName(
+            "Where agents and directories append their lines; without it, they write to standard error. Processes of "
+            "one host may share a file. If the file is moved away, as logrotate does, it is made anew."
+        ),
+    ] = None
+    format: Annotated[
+        str,
+        Choice(
+            "`text` is for people; `json` is one object a line, with time, level, logger, process, node, pid, message, "
+            "ref and exception.",
+            "format",
+            ("text", "json"),
+        ),
+    ] = "text"
+
+    @property
+    def tells_events(self) -> bool:
+        """Whether what becomes of nodes, streams and calls is logged."""
+        return self.level in ("debug", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    start: Annotated[
+        float,
+        Duration(
+            "How long a directory or an agent may take to start. Loading its libraries takes most of that: give more "
+            "where they come from a slow file system, or where many processes start at the same time.",
+            0.1,
+            3600.0,
+            False,
+        ),
+    ] = 15.0
+    stop: Annotated[
+        float,
+        Duration(
+            "How long a directory or an agent may take to end after it was asked to. Then it is killed: other hosts "
+            "notice that as well, and its objects are lost either way.",
+            0.1,
+            3600.0,
+            False,
+        ),
+    ] = 3.0
+    quiet: Annotated[
+        float,
+        Duration(
+            "A program that waits for its agent and has heard nothing for this long asks whether the agent still "
+            "runs. If there is no answer within the same time again, the agent counts as gone. If it is too short, "
+            "an agent on an overloaded host is given up; if it is too long, calls without a time limit wait longer "
+            "for one that stands still. An agent that was killed is noticed at once.",
+            0.1,
+            3600.0,
+        ),
+    ] = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class HostSettings:
     """`links` has [links], [ucx] and [tls]; `values` knows where each was found."""
 
     cluster: Settings = field(default_factory=Settings)
     store: StoreSettings = field(default_factory=StoreSettings)
+    processes: ProcessSettings = field(default_factory=ProcessSettings)
     links: Configuration = field(default_factory=Configuration)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    log: LogSettings = field(default_factory=LogSettings)
     values: Values = field(default_factory=lambda: Values(SCHEMA), repr=False, compare=False)
     arguments: tuple[Argument, ...] = ()
     """Those that were given, for processes that read the same settings again."""
@@ -101,12 +210,25 @@ class HostSettings:
         """What a directory's process needs, which is started again with the same after a crash."""
         files = self.links.certificates
         tls = None if files is None else {name: str(value) for name, value in asdict(files).items()}
-        return {"cluster": msgspec.structs.asdict(self.cluster), "tls": tls}
+        return {
+            "cluster": msgspec.structs.asdict(self.cluster),
+            "tls": tls,
+            "metrics": asdict(self.metrics),
+            "log": asdict(self.log),
+        }
 
     def scaled(self, factor: float) -> HostSettings:
         """All timers shorter or longer together; costs and limits as they are."""
-        links = {key: getattr(self.links, key) * factor for key in _LINK_TIMERS}
-        return replace(self, cluster=self.cluster.scaled(factor), links=replace(self.links, **links))
+        return replace(
+            self,
+            cluster=self.cluster.scaled(factor),
+            processes=replace(self.processes, **self._scaled_timers("processes", factor)),
+            links=replace(self.links, **self._scaled_timers("links", factor)),
+        )
+
+    def _scaled_timers(self, section: str, factor: float) -> dict[str, Any]:
+        timers = [key for key, setting in SCHEMA[section].items() if isinstance(setting, Duration) and setting.scales]
+        return {key: getattr(getattr(self, section), key) * factor for key in timers}
 
 
 class Row(NamedTuple):
@@ -127,9 +249,14 @@ class Row(NamedTuple):
         return self.setting.show(self.value) if self.value not in (None, ()) else ""
 
 
-SCHEMA: Schema = {"cluster": settings_of(Settings), "store": settings_of(StoreSettings), **configuration.SCHEMA}
-
-_LINK_TIMERS = [key for key, setting in SCHEMA["links"].items() if isinstance(setting, Duration) and setting.scales]
+SCHEMA: Schema = {
+    "cluster": settings_of(Settings),
+    "store": settings_of(StoreSettings),
+    "processes": settings_of(ProcessSettings),
+    **configuration.SCHEMA,
+    "metrics": settings_of(MetricsSettings),
+    "log": settings_of(LogSettings),
+}
 
 
 def load(
@@ -144,22 +271,41 @@ def load(
     for conflict in conflicts(cluster):
         culprit = max((conflict.key, conflict.other), key=lambda key: values.given("cluster", key))
         raise values.error("cluster", culprit, conflict.problem, conflict.remedy)
-    return HostSettings(cluster, StoreSettings(**values.section("store")), configuration.build(values), values, given)
+    return HostSettings(
+        cluster,
+        StoreSettings(**values.section("store")),
+        ProcessSettings(**values.section("processes")),
+        configuration.build(values),
+        MetricsSettings(**values.section("metrics")),
+        LogSettings(**values.section("log")),
+        values,
+        given,
+    )
 
 
 def default_of(section: str, key: str) -> Any:
     if section == "tls":
         return None
     defaults = HostSettings()
-    owner = {"cluster": defaults.cluster, "store": defaults.store, "links": defaults.links, "ucx": defaults.links.ucx}
-    return getattr(owner[section], key)
+    owner = defaults.links.ucx if section == "ucx" else getattr(defaults, section)
+    return getattr(owner, key)
 
 
-def of_directory(settings: Mapping[str, Any]) -> tuple[Settings, TlsFiles | None]:
+class DirectorySettings(NamedTuple):
+    """Those that a directory's process has."""
+
+    cluster: Settings = Settings()
+    certificates: TlsFiles | None = None
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+
+
+def of_directory(settings: Mapping[str, Any]) -> DirectorySettings:
     """See `HostSettings.for_directory`."""
     tls = settings["tls"]
     files = None if tls is None else TlsFiles(**{key: Path(tls[key]) for key in SCHEMA["tls"]}, place=tls["place"])
-    return _cluster(settings["cluster"]), files
+    metrics = MetricsSettings(**settings["metrics"]).for_directory()
+    return DirectorySettings(_cluster(settings["cluster"]), files, metrics, LogSettings(**settings["log"]))
 
 
 def _cluster(settings: Mapping[str, Any]) -> Settings:

@@ -10,6 +10,7 @@ A class declares its settings as annotated fields, and their reasons with them:
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Setting(Generic[T]):
+class Setting(ABC, Generic[T]):
     """One setting, without its name and its default. `doc` says what it does, and what more or less of it costs."""
 
     doc: str
@@ -51,9 +52,9 @@ class Setting(Generic[T]):
     textual: ClassVar[bool] = True
     """Whether a variable or an argument can give it."""
 
+    @abstractmethod
     def read(self, value: object) -> T:
         """A value as TOML has it. Raises an `UnfitError`."""
-        raise NotImplementedError
 
     def read_text(self, text: str) -> T:
         """A value as a variable or an argument has it."""
@@ -64,9 +65,9 @@ class Setting(Generic[T]):
         return str(value)
 
     @property
+    @abstractmethod
     def range(self) -> str:
         """What may be written, for people."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

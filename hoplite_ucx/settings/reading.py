@@ -24,7 +24,7 @@ __all__ = ["CONFIG", "SECTIONS", "Argument", "Origin", "Place", "Schema", "Value
 
 CONFIG = "HOPLITE_CONFIG"
 
-SECTIONS = ("cluster", "store", "links", "ucx", "tls")
+SECTIONS = ("cluster", "store", "processes", "links", "ucx", "tls", "metrics", "log")
 
 _OTHER_VARIABLES = (CONFIG, "HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN", "HOPLITE_TOKEN_FILE")
 _FOREIGN = re.compile(r"HOPLITE_(BENCH|HARDWARE|PEERS|TEST)_")

@@ -509,6 +509,7 @@ NODE_PLAUSIBLE: Known = {
     steps=st.lists(one_of(ToNode, NODE_PLAUSIBLE) | one_of(ToPeer, NODE_PLAUSIBLE), min_size=1, max_size=12),
 )
 def test_no_message_harms_a_node(steps: list[ToNode | ToPeer]) -> None:
+    """After each of them its invariants hold: the driver checks them."""
     n = copy.deepcopy(BUSY_NODE)
     for message in steps:
         n.now += 0.01

@@ -23,7 +23,7 @@ Effects: TypeAlias = Say | Shout
 
 
 class Echo:
-    """Says what it hears twice; `bad` things make it raise."""
+    """Says what it hears twice; `bad` things make it raise, and `sleepless` ones when it is asked for its wakeup."""
 
     def __init__(self, name: str = "first", bad: str = "bad") -> None:
         self.name = name
@@ -37,6 +37,8 @@ class Echo:
         return [Say(f"{event} 1"), Shout(f"{event} 2")]
 
     def wakeup(self) -> float | None:
+        if self.heard[-1:] == ["sleepless"]:
+            raise ValueError("sleepless")
         return float(len(self.heard))
 
 
@@ -117,6 +119,15 @@ def test_it_may_raise_again_and_again() -> None:
     assert shell.raised == ["bad", "bad again", "bad again"]
     shell.driver.feed("c")
     assert shell.done[-1] == "c 2"
+
+
+def test_a_machine_that_does_not_know_when_to_be_woken_is_succeeded() -> None:
+    """Else nobody would wake it any more, and whoever waits for one of its timers would wait for ever."""
+    shell = Shell()
+    shell.driver.feed("sleepless")
+    assert shell.raised == ["sleepless"]
+    assert shell.done == ["begins"], "the effects of the event are dropped"
+    assert shell.woken == [0.0], "the successor's"
 
 
 def test_if_there_is_no_successor_nothing_is_handled_any_more() -> None:

@@ -1,6 +1,5 @@
 """Every message survives the wire; nothing else that may come over it does harm."""
 
-import contextlib
 import math
 import typing
 
@@ -77,19 +76,22 @@ def test_changed_bytes_give_a_message_or_a_typed_error(
     frame = bytearray(encode(data.draw(message_of(kind))))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    _accepted_or_refused(decode, bytes(frame))
+    assert_accepted_or_refused(decode, bytes(frame))
 
 
 @pytest.mark.parametrize("decode", DECODERS)
 @given(frame=st.binary(max_size=200))
 def test_random_bytes_give_a_message_or_a_typed_error(decode: typing.Callable[[bytes], object], frame: bytes) -> None:
-    _accepted_or_refused(decode, frame)
+    assert_accepted_or_refused(decode, frame)
 
 
-def _accepted_or_refused(decode: typing.Callable[[bytes], object], frame: bytes) -> None:
-    with contextlib.suppress(InvalidRequestError):
+def assert_accepted_or_refused(decode: typing.Callable[[bytes], object], frame: bytes) -> None:
+    """Refused with the one error that is for it, or a message: then what it says can be said again."""
+    try:
         message = decode(frame)
-        assert decode(encode(message)) == message  # type: ignore[arg-type]
+    except InvalidRequestError:
+        return
+    assert decode(encode(message)) == message  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("decode", DECODERS)

@@ -287,13 +287,20 @@ def test_a_program_ends_although_calls_are_open() -> None:
     code = (
         "import asyncio, threading, hoplite_ucx as hoplite\n"
         "from hoplite_ucx import aio\n"
+        "from hoplite_ucx.runtime.worker import default_cluster\n"
         "hoplite.init()\n"
+        "calls = lambda: default_cluster.client().status()['calls']\n"
         "async def main():\n"
         "    open_call = asyncio.create_task(aio.get(hoplite.new_ref(), timeout=None))\n"
-        "    await asyncio.sleep(0.1)\n"
+        "    while not calls():\n"
+        "        await asyncio.sleep(0.01)\n"
         "asyncio.run(main())\n"
+        "while calls():\n"
+        "    pass\n"
         "wait = lambda: hoplite.get(hoplite.new_ref(), timeout=None)\n"
         "threading.Thread(target=wait, daemon=True).start()\n"
+        "while not calls():\n"
+        "    pass\n"
         "print('end')\n"
     )
     done = subprocess.run(
@@ -335,10 +342,12 @@ def fail_in_a_scope() -> None:
 def test_an_embedded_cluster_without_its_directory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    before = set(children_of(os.getpid()))  # other tests of this process may have clusters of their own
     hoplite.init(memory=64 << 20)
     try:
         thread, outcome = in_background(lambda: hoplite.get(hoplite.new_ref(), timeout=None))
-        (directory,) = [c for c in children_of(os.getpid()) if "directory" in Path(f"/proc/{c}/cmdline").read_text()]
+        started = set(children_of(os.getpid())) - before
+        (directory,) = [child for child in started if "directory" in Path(f"/proc/{child}/cmdline").read_text()]
         os.kill(directory, signal.SIGKILL)
         thread.join(HANG)
         assert isinstance(outcome[0], ClosedError)

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from hoplite_ucx.protocol import lookups
 from hoplite_ucx.protocol.settings import Settings
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.settings import (
     SCHEMA,
     HostSettings,
+    LogSettings,
+    MetricsSettings,
     StoreSettings,
     cluster_settings,
     default_of,
@@ -133,8 +135,15 @@ def test_a_directory_is_started_again_with_what_it_had(tmp_path: Path) -> None:
     text = "[cluster]\nlease = 3\n[tls]\ncertificate = 'a'\nkey = 'b'\nca = 'c'\n"
     settings = loaded(tmp_path, text)
     task = json.loads(json.dumps(settings.for_directory()))
-    assert of_directory(task) == (settings.cluster, settings.links.certificates)
-    assert of_directory(HostSettings().for_directory()) == (Settings(), None)
+    assert of_directory(task) == (settings.cluster, settings.links.certificates, MetricsSettings(), LogSettings())
+    assert of_directory(HostSettings().for_directory()) == (Settings(), None, MetricsSettings(), LogSettings())
+
+
+def test_a_directory_serves_metrics_at_the_port_after_the_agents(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, "[metrics]\nport = 9180\nhost = '::1'\n")
+    assert settings.metrics == MetricsSettings(9180, "::1")
+    assert of_directory(settings.for_directory()).metrics == MetricsSettings(9181, "::1")
+    assert of_directory(loaded(tmp_path, "[metrics]\nport = 0\n").for_directory()).metrics.port == 0
 
 
 def test_other_variables_are_nobodys_business() -> None:

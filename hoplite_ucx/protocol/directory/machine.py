@@ -8,8 +8,8 @@ Handlers change state only after they have checked their message; a message that
 `Rejected` and changes nothing.
 """
 
-from collections.abc import Callable, Hashable
-from typing import Any, Self
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple, Self
 
 from hoplite_ucx.protocol.directory import tombstones
 from hoplite_ucx.protocol.directory.joining import Joining
@@ -25,7 +25,7 @@ from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.spread.placing import place, place_again, place_starving
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
-from hoplite_ucx.protocol.directory.world import Difference, World, any_difference
+from hoplite_ucx.protocol.directory.world import Difference, Incident, Tally, World, any_difference
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     DirectoryEffect,
@@ -37,7 +37,7 @@ from hoplite_ucx.protocol.events import (
     SessionLost,
     Tick,
 )
-from hoplite_ucx.protocol.ids import NodeId, label, receiver_key
+from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
 from hoplite_ucx.protocol.lookups import Answer
 from hoplite_ucx.protocol.messages import (
     PROTOCOL,
@@ -54,6 +54,7 @@ from hoplite_ucx.protocol.messages import (
     Deleted,
     Describe,
     Described,
+    Description,
     Drop,
     Evict,
     EvictAnswer,
@@ -93,6 +94,17 @@ from hoplite_ucx.protocol.settings import Settings
 
 _ANSWERED = (ObjectState.READY, ObjectState.FAILED, ObjectState.DELETED)
 """A get would return at once, with a value or a failure."""
+
+
+class Placed(NamedTuple):
+    """A receiver that was given a sender."""
+
+    receiver: NodeId
+    sender: NodeId
+    version: Version
+    size: int
+    number: int
+    into: bytes
 
 
 class Directory:
@@ -161,6 +173,7 @@ class Directory:
         crash. The node whose message caused it must wait, if it happens again."""
         successor = type(self)(incarnation, self.cluster, self.settings, self.world.difference)
         successor._probation = self._probation
+        successor.world.tally = self.world.tally
         successor._probation.note(event.node if isinstance(event, FromNode) else None, now, self.settings.lease)
         successor.recover(now)
         return successor
@@ -203,6 +216,26 @@ class Directory:
     def known_objects(self) -> int:
         return len(self.records)
 
+    def refs(self) -> list[bytes]:
+        return list(self.records)
+
+    def placements(self, refs: Iterable[bytes]) -> list[Placed]:
+        """Who pulls these from whom now."""
+        found = (self.records[ref].broadcast for ref in refs if ref in self.records)
+        return [
+            Placed(
+                receiver.member.node, receiver.sender, broadcast.version, broadcast.size, receiver.number, receiver.into
+            )
+            for broadcast in found
+            if broadcast is not None
+            for receiver in broadcast.receivers.values()
+            if receiver.sender is not None
+        ]
+
+    @property
+    def tally(self) -> Tally:
+        return self.world.tally
+
     def wakeup(self) -> float | None:
         """When the shell must send a `Tick` at the latest."""
         return self.world.timers.next()
@@ -210,6 +243,17 @@ class Directory:
     def timers(self) -> list[Hashable]:
         """What this machine waits for, by key."""
         return list(self.world.timers)
+
+    def all_records(self) -> list[Record]:
+        """Of every ref, as they are now; for `watching`."""
+        return list(self.records.values())
+
+    def incidents(self) -> list[Incident]:
+        """The last deaths, losses and failures."""
+        return list(self.world.incidents)
+
+    def describe(self, ref: bytes) -> Description:
+        return self.objects.describe(ref)
 
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self.world.stories.tell(ref)
@@ -372,6 +416,8 @@ class Directory:
         self.world.timers.set("sweep", self._sweep_due)
 
     def _declare_dead(self, member: Member, why: str) -> None:
+        self.world.tally.deaths += 1
+        self.world.died(member.node, why, next(reversed(member.refs), None))
         self._remove_member(member, f"dead: {why}", fence=True)
 
     def _remove_member(self, member: Member, why: str, *, fence: bool) -> None:

@@ -90,6 +90,7 @@ class Members:
             self._nics[hello.host] = (nic, users + 1)
             member = Member(hello.node, hello.address, hello.host, nic, hello.streams_in, hello.streams_out, heard=now)
             self._members[hello.node] = self._by_address[hello.address] = member
+            self._world.tally.joins += 1
         member.connected = True
         self.heard(member, now)
         return member
@@ -102,6 +103,7 @@ class Members:
 
     def suspect(self, member: Member, *, broke: bool = False) -> None:
         """Ask its port; a refusal is the quickest proof of death."""
+        self._world.tally.suspicions += not member.suspect
         member.suspect = True
         if broke:
             member.broke = self._world.now

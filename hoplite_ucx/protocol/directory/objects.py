@@ -250,7 +250,9 @@ class Objects:
             if record.deferred and broadcast.version.incarnation < self._world.incarnation:
                 self._table.reset(record)  # its put, or another one, is here and starts over: getters wait for that
             else:
-                self._versions.end_version(record, aborted(record.ref) if broadcast.aborted else lost(record.ref))
+                failure = aborted(record.ref) if broadcast.aborted else lost(record.ref)
+                self._world.failed(record.ref, failure)
+                self._versions.end_version(record, failure)
             self.offer_deferred(record)
             self.reductions.source_changed(record.ref)
         elif broadcast is not None and record.deferred and broadcast.complete():

@@ -71,6 +71,12 @@ class Assembling:
         """The targets whose window this is, while a stripe is copied into it."""
         return [target for target, assembly in self.assemblies.items() if segment in assembly.copying]
 
+    def made_for(self, segment: int) -> tuple[bytes, list[int]]:
+        """The target that is assembled in a segment, and the segments of its stripes that are made here."""
+        ref = self._memory.segments[segment].ref
+        assembly = self.assemblies.get(ref)
+        return ref, [made.segment for made in assembly.made.values()] if assembly is not None else []
+
     def assemble(self, message: Assemble) -> None:
         """The directory says what the target is assembled from; each stripe's placement follows."""
         ref = message.version.ref

@@ -82,6 +82,7 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.node.calls import Calls
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
+from hoplite_ucx.protocol.node.incoming import Incoming
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
 from hoplite_ucx.protocol.node.receiving import Receiving
 from hoplite_ucx.protocol.node.reducing import Reducing
@@ -104,6 +105,8 @@ class IncomingStatus:
     sender: NodeId
     position: int
     size: int
+    number: int
+    """Of the placement that it carries out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,9 @@ class StoreStatus:
     used: int
     objects: int
     largest: tuple[Holding, ...]
+    evicted_objects: int
+    """Copies that were dropped so far, to make room."""
+    evicted_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +271,11 @@ class NodeState:
         targets = self.fetching.assembling.copied_into(segment)
         return [call for target in targets for call in self.fetching.awaiting(target)]
 
+    def assembled_in(self, segment: int) -> tuple[bytes, list[int]]:
+        """The ref of a segment that is cut into windows. If it is a target that is put together there: the segments of
+        its stripes that this node makes."""
+        return self.fetching.assembling.made_for(segment)
+
     def slot_fed_by(self, stream: StreamId) -> bytes:
         """The ref that is made from a stream's bytes; empty if they are for the store."""
         incoming = self.receiving.streams.get(stream)
@@ -272,22 +283,44 @@ class NodeState:
 
     def incoming(self) -> list[IncomingStatus]:
         """What is being received, as far as this machine knows."""
-        return [
-            IncomingStatus(
-                stream,
-                incoming.placement.version.ref,
-                incoming.fetch.into,
-                incoming.placement.sender,
-                incoming.position,
-                incoming.placement.size,
-            )
-            for stream, incoming in self.receiving.streams.items()
-            if not incoming.closing
-        ]
+        return [_status_of(incoming) for incoming in self.receiving.streams.values() if not incoming.closing]
+
+    def incoming_stream(self, stream: StreamId) -> IncomingStatus | None:
+        incoming = self.receiving.streams.get(stream)
+        return _status_of(incoming) if incoming is not None else None
+
+    def served_streams(self) -> list[StreamId]:
+        """Those that send, or wait for their turn."""
+        return list(self.serving.streams)
+
+    def request_of(self, stream: StreamId) -> StreamRequest | None:
+        """What the receiver of a stream that is served here asked for."""
+        outgoing = self.serving.streams.get(stream)
+        return outgoing.request if outgoing is not None else None
+
+    def version_in(self, segment: int) -> Version | None:
+        """Whose bytes a segment has."""
+        holding = self.memory.segments.get(segment)
+        return holding.version if holding is not None else None
+
+    def combining(self) -> list[tuple[bytes, int, int]]:
+        """What the slots of this node make: its ref, its segment and its size."""
+        slots = self.reducing.slots.items()
+        return [(ref, slot.holding.segment, slot.bind.size) for ref, slot in slots if slot.holding is not None]
 
     def store(self, largest: int = 0) -> StoreStatus:
         memory = self.memory
-        return StoreStatus(memory.limit, memory.used, len(memory.segments), tuple(memory.largest(largest)))
+        return StoreStatus(
+            memory.limit,
+            memory.used,
+            len(memory.segments),
+            tuple(memory.largest(largest)) if largest else (),
+            memory.evicted_objects,
+            memory.evicted_bytes,
+        )
+
+    def unused_since(self, moment: float, most: int) -> list[bytes]:
+        return self.memory.unused_since(moment, most)
 
     def story(self, ref: bytes) -> list[tuple[float, str]]:
         return self._context.stories.tell(ref)
@@ -508,3 +541,16 @@ class NodeState:
 
     def __repr__(self) -> str:
         return f"NodeState({label(self.node)})"
+
+
+def _status_of(incoming: Incoming) -> IncomingStatus:
+    placement = incoming.placement
+    return IncomingStatus(
+        incoming.stream,
+        placement.version.ref,
+        incoming.fetch.into,
+        placement.sender,
+        incoming.position,
+        placement.size,
+        placement.number,
+    )

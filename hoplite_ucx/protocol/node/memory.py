@@ -131,6 +131,8 @@ class Memory:
         self._context = context
         self.limit = limit
         self.used = 0
+        self.evicted_objects = 0
+        self.evicted_bytes = 0
         self.holdings: dict[Version, Holding] = {}
         self.segments: dict[int, Holding] = {}
         self.pinned: dict[CallId, Holding] = {}  # by the get that gave it out
@@ -161,6 +163,15 @@ class Memory:
 
     def largest(self, count: int = 3) -> list[Holding]:
         return sorted((h for h in self.segments.values() if h.parent is None), key=lambda h: -h.size)[:count]
+
+    def unused_since(self, moment: float, most: int) -> list[bytes]:
+        """The refs of complete objects that nobody has used since then, the least recently used first."""
+        idle = [
+            h
+            for h in self.segments.values()
+            if h.parent is None and h.phase is Phase.COMPLETE and not h.pins and h.used_at <= moment
+        ]
+        return [holding.ref for holding in sorted(idle, key=lambda h: h.used_at)[:most]]
 
     # --- room --------------------------------------------------------------------------------------------------
 
@@ -245,6 +256,8 @@ class Memory:
         if holding is None:
             return
         if answer is Eviction.GRANTED:
+            self.evicted_objects += 1
+            self.evicted_bytes += holding.size
             self.doom(holding)
         else:
             holding.kept = answer
@@ -287,9 +300,11 @@ class Memory:
             holding.parent.windows += 1
         self.pinned |= dict.fromkeys(holding.pins, holding)
 
-    def skip_numbers(self, earlier: "Memory") -> None:
-        """No segment has the number of an earlier one."""
+    def succeed(self, earlier: "Memory") -> None:
+        """No segment has the number of an earlier one, and what was evicted counts on."""
         self._next_segment = earlier._next_segment
+        self.evicted_objects = earlier.evicted_objects
+        self.evicted_bytes = earlier.evicted_bytes
 
     def window(self, parent: Holding, offset: int, size: int, phase: Phase, ref: bytes) -> Holding:
         """A piece of another holding, as a holding of its own; the other stays while it does."""

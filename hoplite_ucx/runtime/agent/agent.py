@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_ucx.metrics.families import Family
 from hoplite_ucx.protocol import NodeState
 from hoplite_ucx.protocol.driver import Driver
-from hoplite_ucx.protocol.errors import Failure, HopliteError, internal
+from hoplite_ucx.protocol.errors import Failure, internal
 from hoplite_ucx.protocol.events import (
     Allocate,
     CancelReceive,
@@ -28,14 +29,9 @@ from hoplite_ucx.protocol.events import (
     Combined,
     CombinedBytes,
     CombineFailed,
-    ConnectDirectory,
-    DirectoryConnected,
-    DirectoryLost,
-    DisconnectDirectory,
     Duplicate,
     Fill,
     Free,
-    FromDirectory,
     FromPeer,
     NodeEffect,
     NodeEvent,
@@ -43,50 +39,57 @@ from hoplite_ucx.protocol.events import (
     ReceiveClosed,
     Retired,
     RetireWanted,
-    SendDirectory,
     SendPeer,
     Serve,
     ServeClosed,
     Supply,
     Tick,
     Window,
+    refs_in,
 )
 from hoplite_ucx.protocol.ids import NodeId, StreamId, identity_of, label, node_id
-from hoplite_ucx.protocol.messages import Leave, StreamFault, StreamRefused, Welcome, decode_to_node, encode
+from hoplite_ucx.protocol.messages import StreamFault, StreamRefused
 from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
 from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.agent import agent_metrics, agent_report
 from hoplite_ucx.runtime.agent.device_kernels import DeviceKernel
+from hoplite_ucx.runtime.agent.directory_link import DirectoryLink
 from hoplite_ucx.runtime.agent.failed_effects import calls_behind, events_instead, failure_of
 from hoplite_ucx.runtime.agent.local_streams import LocalStreams
 from hoplite_ucx.runtime.agent.peer_sessions import PeerSessions
 from hoplite_ucx.runtime.agent.slots import Combiner, Slot
 from hoplite_ucx.runtime.agent.store import Piece, Segment, SegmentSink, Store
 from hoplite_ucx.runtime.agent.stream_history import ReceivedStream, StreamHistory
+from hoplite_ucx.runtime.agent.viewers import Viewers
 from hoplite_ucx.runtime.agent.worker_sessions import Workers
 from hoplite_ucx.runtime.host.addresses import host_towards
 from hoplite_ucx.runtime.local.socket_names import socket_name
-from hoplite_ucx.runtime.local.wire import DirectoryAt, Greeting, token_mark
+from hoplite_ucx.runtime.local.worker_messages import MAX_IDLE, DirectoryAt, Greeting, token_mark
 from hoplite_ucx.runtime.objects.kernels import Kernel, combine_bytes
-from hoplite_ucx.runtime.settings import HostSettings, cluster_settings
-from hoplite_ucx.runtime.shell.directory_status import ask_status
-from hoplite_ucx.runtime.shell.early_links import introduced
+from hoplite_ucx.runtime.settings import HostSettings
+from hoplite_ucx.runtime.shell.logs import about
+from hoplite_ucx.runtime.shell.looks import AgentLook
+from hoplite_ucx.runtime.shell.observers import Observer, Observers
 from hoplite_ucx.runtime.shell.raised_machines import tell_raised
 from hoplite_ucx.runtime.shell.refused_connections import tell_refused
+from hoplite_ucx.runtime.shell.tracers import Tracers
 from hoplite_ucx.runtime.shell.wakeups import Waker, now
 from hoplite_ucx.settings.errors import ConfigurationError
+from hoplite_ucx.tracing.node_recorder import NodeRecorder
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
-from hoplite_ucx.transports.errors import TransportError, WrongClusterError
-from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Side, Sink, Stream, Transport
+from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Sink, Stream, Transport
 from hoplite_ucx.transports.mixed_transport import open_transport
 from hoplite_ucx.transports.wire.addresses import check_token
 from hoplite_ucx.transports.wire.handshake import Identity, Kind
-from hoplite_ucx.transports.wire.session import Listener, Session, connect
+from hoplite_ucx.transports.wire.session import Listener
 from hoplite_ucx.transports.wire.tls import open_tls
+
+if TYPE_CHECKING:
+    from hoplite_ucx.metrics.endpoint import Endpoint
 
 _log = logging.getLogger("hoplite.agent")
 
-_STATUS_SECONDS = 5.0
 _TURNS = 1 / 3
 """Of the time after which a receiver suspects its sender: by then every stream of a link has had a turn."""
 _IDENTITY_BITS = 45
@@ -111,7 +114,6 @@ class AgentProfile:
 class Agent:
     def __init__(self, profile: AgentProfile) -> None:
         self._profile = profile
-        self._connect_seconds = profile.settings.links.connect
         self._settings = profile.settings.cluster
         """The cluster's, once it has welcomed this node; until then, as far as this host knows them."""
         self._identity_number = int.from_bytes(os.urandom(8)) % ((1 << _IDENTITY_BITS) - 1) + 1
@@ -121,13 +123,13 @@ class Agent:
         self._closed = False
         self._retired: asyncio.Future[int] | None = None
         """Since it was told to retire: how many objects will be lost with it."""
-        self._directory: Session | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._alone_since: float | None = now()
         self._slots: dict[int, Slot] = {}
         self._receiving: dict[StreamId, int] = {}  # streams that are not closed, and the segment of each
         self._serving: dict[StreamId, int] = {}
         self._history = StreamHistory()
+        self._observers: Observers[NodeEvent, NodeEffect] = Observers()
+        self._endpoint: Endpoint | None = None
+        self._viewers = Viewers(self.report)
         self._started = now()
 
     async def start(self) -> None:
@@ -138,20 +140,39 @@ class Agent:
         warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
         profile = self._profile
         self._tls = open_tls(profile.settings.links.certificates)
+        connect_seconds = profile.settings.links.connect
+        self._directory = DirectoryLink(
+            profile.directory,
+            Identity(self._identity_number, profile.token, tls=self._tls),
+            connect_seconds,
+            profile.patience,
+            dispatch=self.dispatch,
+            welcomed=self._welcomed,
+            meet=self._meet,
+        )
         host = await self._look_at_directory()
         check_token(profile.token, host)
         self._me = Identity(self._identity_number, profile.token, self.cluster.encode(), tls=self._tls)
+        self._directory.be(self._me)
         self._combiner = Combiner()
         self._local = LocalStreams(self._combiner.executor)
-        self._peers = PeerSessions(self._me, self.dispatch, self._connect_seconds)
-        self._workers = Workers(self.dispatch, self._greeting, self.status, self._directory_at)
+        self._tracers = Tracers(self._observers, self._recorder)
+        self._peers = PeerSessions(self._me, self.dispatch, connect_seconds)
+        self._workers = Workers(self.dispatch, self._greeting, self.status, self._directory_at, self._unused_for)
         self._store = self._workers.store = Store(profile.memory, self._workers.forget, profile.settings.store)
         await self._loop.run_in_executor(None, self._store.devices.find)
         self._transport: Transport = await self._loop.run_in_executor(
             None, open_transport, self._me, profile.settings.links
         )
         self._listener = Listener(
-            self._me, {Kind.PEER: self._peers.accept}, self._transport.adopt, on_refused=tell_refused
+            self._me,
+            {
+                Kind.PEER: self._peers.accept,
+                Kind.TRACER: self._tracers.accept,
+                Kind.VIEWER: self._viewers.accept,
+            },
+            self._transport.adopt,
+            on_refused=tell_refused,
         )
         self.address = await self._listener.start(host, profile.port)
         node_profile = NodeProfile(
@@ -167,12 +188,9 @@ class Agent:
         self._workers.inline_limit = self._settings.inline_limit
         self._perform: dict[type, Callable[[Any], None]] = {
             Retired: self._may_leave,
-            ConnectDirectory: self._connect_directory,
-            DisconnectDirectory: self._disconnect_directory,
-            SendDirectory: self._send_directory,
             SendPeer: self._send_peer,
             Allocate: lambda effect: self._store.allocate(effect.segment, effect.size),
-            Window: lambda effect: self._store.window(effect.segment, effect.of, effect.offset, effect.size),
+            Window: self._window,
             Duplicate: self._duplicate,
             Fill: self._fill,
             Free: self._free,
@@ -183,6 +201,7 @@ class Agent:
             Combine: self._combine,
             CombineBytes: self._combine_bytes,
             Supply: lambda effect: self._slots[effect.segment].supply(effect.part, effect.data),
+            **self._directory.perform,
             **self._workers.perform,
         }
         self._waker = Waker(self._loop, self._tick)
@@ -196,7 +215,12 @@ class Agent:
             succeed=self._succeed,
             unperformed=self._not_performed,
         )
+        self._observers.attach(self._driver)
+        self._serve_metrics()
         self._driver.begin(self.machine.start(now()))
+
+    def observe(self, observer: Observer[NodeEvent, NodeEffect]) -> None:
+        self._observers.add(observer)
 
     async def retire(self) -> None:
         """Have other nodes take over the objects that only this one has. Returns when nothing is lost if it leaves, or
@@ -216,14 +240,14 @@ class Agent:
         """Leave the cluster on purpose, at once."""
         self._closed = True
         self._driver.stop()
+        if self._endpoint is not None:
+            await self._loop.run_in_executor(None, self._endpoint.close)
         self._waker.cancel()
-        if self._directory is not None:
-            self._directory.send(encode(Leave()))
-            self._directory.close()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        self._directory.leave()
         self._workers.close()
         self._peers.close()
+        self._viewers.close()
+        self._tracers.close()
         await self._listener.close()
         await self._loop.run_in_executor(None, self._transport.close)
         self._combiner.close()
@@ -231,26 +255,13 @@ class Agent:
 
     async def _look_at_directory(self) -> str:
         """Learn the cluster's id, and which address of this host reaches the directory."""
-        self.cluster = await self._ask_for_cluster()
-        await self._compare_settings()
+        self.cluster = await self._directory.ask_cluster()
+        settings = self._profile.settings
+        if settings.values.section("cluster"):  # it does not start with others than the directory's
+            settings.check_against(await self._directory.ask_settings(), self._profile.directory)
         if self._profile.host is not None:
             return self._profile.host
         return await self._loop.run_in_executor(None, host_towards, self._profile.directory)
-
-    async def _compare_settings(self) -> None:
-        """Refuse to start with settings of the cluster that are not the directory's."""
-        settings, address = self._profile.settings, self._profile.directory
-        if settings.values.section("cluster"):
-            me = Identity(self._identity_number, self._profile.token, tls=self._tls)
-            settings.check_against(cluster_settings(await ask_status(address, me, _STATUS_SECONDS), address), address)
-
-    async def _ask_for_cluster(self) -> str:
-        """The id of the cluster whose directory is there, proven by the token."""
-        found: list[Session] = []
-        me = Identity(self._identity_number, self._profile.token, tls=self._tls)
-        session = await connect(self._profile.directory, me, Kind.CONTROL, found.append, seconds=self._connect_seconds)
-        session.close()
-        return session.peer.cluster.decode()
 
     # --- the machine -------------------------------------------------------------------------------------------
 
@@ -266,6 +277,7 @@ class Agent:
         streams = self._receiving if isinstance(event, ReceiveClosed) else self._serving
         streams.pop(event.stream, None)
         self.dispatch(event)
+        self._history.over(event.stream)
 
     def _stream_over_soon(self, event: ReceiveClosed | ServeClosed) -> None:
         """From any thread."""
@@ -281,22 +293,22 @@ class Agent:
             remains = self._close_all()
             self.machine, effects = self.machine.successor(remains, now())
             again = self._workers.machine_raised(event, internal("agent", doing, error))
-            self._driver.begin(effects, self.machine)
+            self._driver.begin(effects, self._observers.around(self.machine))
             for call in again:
                 self.dispatch(call)
             if self._retired is not None:
                 self._driver.feed(RetireWanted())  # it may have been lost with the machine
         except Exception:
-            _log.critical("this agent cannot continue with the state it has, and ends", exc_info=True)
+            refs = refs_in(event)
+            _log.critical(
+                "this agent cannot continue with the state it has, and ends", exc_info=True, extra=about(*refs)
+            )
             signal.raise_signal(signal.SIGTERM)  # a regular shutdown
             raise
 
     def _close_all(self) -> Remains:
         """End what the machine began, as far as possible at once, and return what is left."""
-        if self._connecting is not None:
-            self._connecting.cancel()
-        self._disconnect_directory(DisconnectDirectory())
-        self._alone_since = now()
+        self._directory.drop()
         self._peers.close()
         for slot in self._slots.values():
             slot.close()
@@ -321,8 +333,14 @@ class Agent:
         return remains
 
     def _not_performed(self, effect: NodeEffect, error: Exception) -> None:
-        _log.error("%s could not be performed", type(effect).__name__, exc_info=error)
+        refs = self._refs_of(effect)
+        _log.error("%s could not be performed", type(effect).__name__, exc_info=error, extra=about(*refs))
         self._unperformed(effect, failure_of(error, type(effect).__name__))
+
+    def _refs_of(self, effect: NodeEffect) -> list[bytes]:
+        """The objects that an effect is about, also if it only names a segment."""
+        version = self.machine.version_in(getattr(effect, "segment", None) or 0)
+        return refs_in(effect) or ([version.ref] if version is not None else [])
 
     def _unperformed(self, effect: Any, failure: Failure) -> None:
         """Fail the calls that wait for it now."""
@@ -338,10 +356,7 @@ class Agent:
                 self.dispatch(event)
 
     def _tick(self) -> None:
-        patience = self._profile.patience
-        if patience is not None and self._alone_since is not None and now() - self._alone_since > patience:
-            self._alone_since = None
-            signal.raise_signal(signal.SIGTERM)  # a regular shutdown
+        self._directory.tick(2 * self._settings.heartbeat)
         positions = self._workers.positions()
         for there in (
             self._transport.serve_positions(),
@@ -352,56 +367,6 @@ class Agent:
         self.dispatch(Tick(positions, {number: slot.segment.watermark() for number, slot in self._slots.items()}))
 
     # --- sessions ----------------------------------------------------------------------------------------------
-
-    def _connect_directory(self, _: ConnectDirectory) -> None:
-        self._connecting = self._loop.create_task(self._open_directory())
-
-    async def _open_directory(self) -> None:
-        def made(session: Session) -> None:
-            self._directory = session
-            self._alone_since = None
-            session.on_frame = lambda frame: self._from_directory(session, frame)
-            session.on_closed = lambda _: self._directory_closed(session)
-            self.dispatch(DirectoryConnected())
-
-        try:
-            await connect(self._profile.directory, self._me, Kind.CONTROL, made, seconds=self._connect_seconds)
-        except TransportError as error:
-            if isinstance(error, WrongClusterError):
-                await self._end_with_cluster()
-            self.dispatch(DirectoryLost())
-
-    async def _end_with_cluster(self) -> None:
-        """Another cluster's directory is where ours was: no process will ask for our objects again. A refusal alone
-        proves nothing, so the directory is asked which cluster it serves."""
-        try:
-            cluster = await self._ask_for_cluster()
-        except TransportError:
-            return
-        if cluster != self.cluster:
-            _log.error(
-                "the directory at %s now serves a new cluster, %s: cluster %s has ended, and so does this agent",
-                self._profile.directory,
-                cluster,
-                self.cluster,
-            )
-            signal.raise_signal(signal.SIGTERM)  # a regular shutdown
-
-    def _from_directory(self, session: Session, frame: bytes) -> None:
-        others = introduced(frame)
-        if others is not None:
-            self._meet(others)
-            return
-        try:
-            message = decode_to_node(frame)
-        except HopliteError as error:
-            _log.warning("closed the session with the directory after an invalid message: %s", error)
-            session.abort()
-            return
-        if self._directory is session:
-            if isinstance(message, Welcome):
-                self._welcomed(message.settings)
-            self.dispatch(FromDirectory(message))
 
     def _welcomed(self, settings: Settings) -> None:
         """By a directory that may have been restarted with other settings than before: they are the cluster's."""
@@ -420,21 +385,6 @@ class Agent:
                 self._peers.ensure(node, address)
                 self._transport.prepare(identity_of(node), address)
 
-    def _directory_closed(self, session: Session) -> None:
-        if self._directory is session:
-            self._directory = None
-            self._alone_since = now()
-            self.dispatch(DirectoryLost())
-
-    def _disconnect_directory(self, _: DisconnectDirectory) -> None:
-        session, self._directory = self._directory, None
-        if session is not None:
-            session.close()
-
-    def _send_directory(self, effect: SendDirectory) -> None:
-        if self._directory is not None:
-            self._directory.send(encode(effect.message))
-
     def _is_me(self, node: int) -> bool:
         return identity_of(node) == self._identity_number
 
@@ -445,6 +395,21 @@ class Agent:
             self._peers.send(effect.peer, effect.message)
 
     # --- segments and streams ----------------------------------------------------------------------------------
+
+    def _window(self, effect: Window) -> None:
+        whole = self._store[effect.of]
+        if not whole.memory and (device := self._device_for(effect.of)) is not None:
+            self._store.back_on(whole, device)
+        self._store.window(effect.segment, effect.of, effect.offset, effect.size)
+
+    def _device_for(self, target: int) -> int | None:
+        """Where a target that comes in stripes is to lie: where somebody waits for it; if nobody does, where stripes of
+        it are made."""
+        ref, stripes = self.machine.assembled_in(target)
+        wanted = self._workers.wanted_on(ref)
+        if wanted is not None or self.machine.calls_awaiting(ref):
+            return wanted
+        return next((device for stripe in stripes if (device := self._store[stripe].device) is not None), None)
 
     def _fill(self, effect: Fill) -> None:
         self._store[effect.segment].adopt(effect.data)
@@ -559,6 +524,7 @@ class Agent:
             kernel = DeviceKernel(effect.layout, effect.op, effect.offset, device)
             there = segment.device is not None
             if there or (self._combiner.devices.ask() and kernel.supported() and self._store.back_on(segment, device)):
+                self._combiner.devices.slots += 1
                 return kernel
         return Kernel(effect.layout, effect.op, effect.offset)
 
@@ -570,8 +536,12 @@ class Agent:
 
     def _slot_failed(self, effect: Combine | Duplicate, error: Exception) -> None:
         """On whatever thread it was combining."""
-        failure = failure_of(error, type(effect).__name__)
-        self._loop.call_soon_threadsafe(self._unperformed, effect, failure)
+        self._loop.call_soon_threadsafe(self._combining_failed, effect, error)
+
+    def _combining_failed(self, effect: Combine | Duplicate, error: Exception) -> None:
+        refs = self._refs_of(effect)
+        _log.error("%s failed while it went on", type(effect).__name__, exc_info=error, extra=about(*refs))
+        self._unperformed(effect, failure_of(error, type(effect).__name__))
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
         if len(effect.parts) * len(effect.parts[0]) <= self._store.small:
@@ -589,80 +559,100 @@ class Agent:
             self._workers.inline_limit,
             self._store.small,
             self._profile.memory,
-            self._directory is not None,
+            self._directory.connected,
             token_mark(self._profile.token, self.cluster),
             private=self._profile.patience is not None,
             suspicion=self._settings.suspicion,
+            quiet=self._profile.settings.processes.quiet,
         )
 
     def _directory_at(self, call: int) -> DirectoryAt:
-        """Workers have no certificate, and none goes to a directory that this node has not joined."""
-        if self._tls is not None or self._directory is None:
+        """Nobody is sent to a directory that this node has not joined."""
+        if not self._directory.connected:
             return DirectoryAt(call, None)
-        return DirectoryAt(call, self._profile.directory, self._profile.token, self.machine.incarnation)
+        known = self._profile
+        return DirectoryAt(call, known.directory, known.token, self.machine.incarnation, self._tls is not None)
+
+    def _unused_for(self, seconds: float) -> tuple[bytes, ...]:
+        return tuple(self.machine.unused_since(now() - seconds, MAX_IDLE))
+
+    def _serve_metrics(self) -> None:
+        settings = self._profile.settings.metrics
+        if settings.port is None:
+            return
+        from hoplite_ucx.metrics.endpoint import open_endpoint
+        from hoplite_ucx.metrics.node_counts import NodeCounts
+
+        counts = NodeCounts()
+
+        def collect() -> list[Family]:
+            connected = self._directory.connected
+            return [
+                agent_metrics.info(self.machine, self.agent_id, self.cluster),
+                *agent_metrics.traffic(self._transport, self._local),
+                *agent_metrics.memory(self.machine, self._store),
+                *agent_metrics.use(len(self._workers), self._workers.open_calls, len(self._slots), connected),
+                *counts.families(),
+            ]
+
+        self._endpoint = open_endpoint(settings.host, settings.port, collect)
+        if self._endpoint is not None:
+            self._observers.add(counts)
+
+    def _recorder(self) -> NodeRecorder:
+        recorder = NodeRecorder(lambda: self.machine, self._history.first_byte)
+        recorder.begin(self._workers.open_questions(), now())
+        return recorder
+
+    @property
+    def metrics_url(self) -> str | None:
+        return self._endpoint.url if self._endpoint is not None else None
 
     def status(self, history: bool = False) -> dict[str, Any]:
-        store = self.machine.store(largest=10)
         return {
             **({"history": self._history.tell()} if history else {}),
             "agent": self.agent_id,
             "node": label(self.machine.node),
             "cluster": self.cluster,
             "directory": self._profile.directory,
-            "connected": self._directory is not None,
+            "metrics": self.metrics_url,
+            "connected": self._directory.connected,
             "address": self.address,
             "uptime": now() - self._started,
             "settings": msgspec.structs.asdict(self._settings),
             "workers": len(self._workers),
             "calls": self._workers.open_calls,
-            "memory": {"limit": store.limit, "used": store.used, "pooled": self._store.pooled},
-            "gpu": {**self._store.devices.status(), "combines_on_host_because": self._combiner.devices.reason},
-            "objects": store.objects,
-            "largest": [
-                {
-                    "ref": holding.ref.hex(),
-                    "size": holding.size,
-                    "phase": holding.phase.value,
-                    "idle": now() - holding.used_at,
-                    "pins": len(holding.pins),
-                }
-                for holding in store.largest
-            ],
-            "streams": self._open_streams(),
+            "memory": agent_report.memory(self.machine, self._store),
+            "gpu": {**self._store.devices.status(), **self._combiner.devices.status()},
+            "objects": self.machine.store().objects,
+            "largest": agent_report.largest(self.machine),
+            "streams": agent_report.streams(self.machine, self._transport, self._local),
             "links": self._links(),
         }
 
-    def _links(self) -> list[dict[str, Any]]:
-        """The receiving end knows why a link uses its transport: the receiver chooses."""
-        reasons, lanes = self._transport.reasons(), self._transport.lanes()
-        return [
-            {
-                "peer": f"n{link.peer:x}",
-                "side": link.side.value,
-                "transport": link.transport,
-                "bytes": link.bytes,
-                "lanes": lanes.get((link.peer, link.side), []) if link.transport == "ucx" else [],
-                "reason": reasons[link.peer]
-                if link.side is Side.RECEIVING and link.peer in reasons
-                else "as the receiver chose",
-            }
-            for link in self._transport.links()
-        ]
+    def report(self, look: AgentLook) -> dict[str, Any]:
+        """For viewers, several times a second: what moves, and only if they ask, what changes slowly."""
+        report = {
+            "now": now(),
+            "node": label(self.machine.node),
+            "memory": agent_report.memory(self.machine, self._store),
+            "objects": self.machine.store().objects,
+            "workers": len(self._workers),
+            "calls": self._workers.open_calls,
+            "streams": agent_report.streams(self.machine, self._transport, self._local),
+            "slots": agent_report.slots(self.machine, self._slots),
+            "history": self._history.tell(look.since),
+            "names": self._workers.names.after(look.named),
+            "named": self._workers.names.count,
+        }
+        if look.all:
+            report["links"] = self._links()
+            report["gpu"] = self._store.devices.status()
+            report["largest"] = [(each.ref, each.size) for each in self.machine.store(largest=10).largest]
+        return report
 
-    def _open_streams(self) -> list[dict[str, Any]]:
-        """What is being received: for the store, or into the slot that makes another ref. The position is that of what
-        is final, or combined."""
-        positions = self._transport.receive_positions() | self._local.positions()
-        return [
-            {
-                "ref": incoming.ref.hex(),
-                "into": incoming.into.hex(),
-                "sender": label(incoming.sender),
-                "position": positions.get((incoming.stream.receiver, incoming.stream.number), incoming.position),
-                "size": incoming.size,
-            }
-            for incoming in self.machine.incoming()
-        ]
+    def _links(self) -> list[dict[str, Any]]:
+        return agent_report.links(self._transport, has_gpus=bool(self._store.devices.found))
 
 
 def _combined_bytes(effect: CombineBytes) -> CombinedBytes | CombineFailed:

@@ -77,6 +77,11 @@ class DeviceCombining:
         self._asked = False
         self.usable = False
         self.reason = "no reduction has had a part on a device"
+        self.slots = 0
+        """How many have combined on a device so far."""
+
+    def status(self) -> dict[str, Any]:
+        return {"combines_on_host_because": self.reason, "slots_on_devices": self.slots}
 
     def ask(self) -> bool:
         """Whether slots may combine on devices now. The first who asks has CuPy imported, for the next ones."""

@@ -51,6 +51,11 @@ class DeviceMemories:
         except (UnavailableError, CudaError) as error:
             self._unavailable = str(error)
 
+    @property
+    def found(self) -> bool:
+        """Whether there are any."""
+        return bool(self._devices)
+
     def number(self, uuid: bytes) -> int | None:
         return next((number for number, device in enumerate(self._devices) if device.uuid == uuid), None)
 

@@ -36,6 +36,8 @@ class LocalStreams:
         self._executor = executor
         self._receiving: dict[StreamKey, _Receiving] = {}
         self._serving: dict[StreamKey, _Serving] = {}
+        self.copied = 0
+        """Bytes so far."""
 
     def receive(self, key: StreamKey, sink: Sink, offset: int, size: int, on_closed: Callable[[int], None]) -> None:
         sink.subscribe(lambda: self._soon(self._pump, key))
@@ -83,6 +85,7 @@ class LocalStreams:
             place = sink.window(receiving.position, len(piece))
             copy(place, piece)
             receiving.position += len(place)
+            self.copied += len(place)
             sink.arrived(receiving.position)
         else:
             self._soon(self._pump, key)

@@ -11,7 +11,6 @@ One lock per slot, held for one step of every part at most: a thread that finds 
 looks again.
 """
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +26,6 @@ from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.runtime.agent.device_kernels import DeviceCombining, DeviceKernel
 from hoplite_ucx.runtime.agent.store import Segment
 from hoplite_ucx.runtime.objects.kernels import Bytes, Kernel
-
-_log = logging.getLogger("hoplite.agent")
 
 RING = 8 << 20
 """How much of a part may wait for the parts before it."""
@@ -156,7 +153,8 @@ class Slot:
             if part.segment is not None:
                 part.segment.subscribe(self._risen)
         if segment.device is not None:
-            for part in self._parts:  # now, when it is no surprise that the device has no memory left
+            # Now, when it is no surprise that the device has no memory left. The first part needs none of its own.
+            for part in self._parts[1:]:
                 if part.foreign or (part.segment is None and not part.in_place):
                     part.ring = combiner.take_ring(segment.size, segment.device)
         if isinstance(kernel, DeviceKernel) and not kernel.ready:
@@ -228,7 +226,6 @@ class Slot:
                 self._dirty = False
                 grown, finished = self._step()
             except Exception as error:  # it would be lost with the thread that happened to be here
-                _log.exception("a slot of %d bytes failed", self.segment.size)
                 self._done = True
                 self._let_go()
                 self._on_failed(error)

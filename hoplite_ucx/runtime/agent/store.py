@@ -204,6 +204,8 @@ class Store:
         self.segments: dict[int, Segment] = {}
         self.used = 0
         self.pooled = 0
+        self.moved_to_host = 0
+        """Bytes that left a device so far, to make room there."""
         self._free: deque[Backing] = deque()  # oldest first
         self._made = 0
         self._background = ThreadPoolExecutor(1, "hoplite-prefault", _yield_to_others)
@@ -293,6 +295,7 @@ class Store:
             return False
         segment.back(twin)
         segment.twin = None
+        self.moved_to_host += segment.size
         self._let_go(backing)
         return True
 

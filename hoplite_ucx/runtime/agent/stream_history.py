@@ -4,6 +4,7 @@ It is for people and measurements that want to know how fast a fault was noticed
 nothing while bytes flow: a stream's sink is watched for its first byte only.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -70,12 +71,23 @@ class StreamHistory:
 
     def closed(self, stream: StreamId, watermark: int, fault: Fault | None) -> None:
         with self._lock:
-            record = self._open.pop(stream, None)
-        if record is not None:
+            record = self._open.get(stream)
+        if record is not None and record.closed is None:
             record.watermark = watermark
             record.fault = fault.value if fault is not None else None
             record.closed = now()
 
-    def tell(self) -> list[dict[str, Any]]:
+    def first_byte(self, stream: StreamId) -> float | None:
+        """When it came, of a stream that is not over."""
+        record = self._open.get(stream)
+        return record.first_byte if record is not None else None
+
+    def over(self, stream: StreamId) -> None:
+        """Its end was told to the machine."""
         with self._lock:
-            return [asdict(record) for record in self._records]
+            self._open.pop(stream, None)
+
+    def tell(self, since: float = -math.inf) -> list[dict[str, Any]]:
+        """Those that were open after this moment."""
+        with self._lock:
+            return [asdict(record) for record in self._records if record.closed is None or record.closed >= since]

@@ -47,8 +47,9 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import CallId, StreamId
 from hoplite_ucx.protocol.node.succession import asked_again
+from hoplite_ucx.runtime.agent.object_names import Names
 from hoplite_ucx.runtime.agent.store import Backing, Segment, Store
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.local.remedies import delete_left
 from hoplite_ucx.runtime.shell.wakeups import now
 from hoplite_ucx.transports import shm
@@ -107,11 +108,13 @@ class Workers:
         greeting: Callable[[], wire.Greeting],
         status: Callable[[bool], dict[str, Any]],
         directory_at: Callable[[int], wire.DirectoryAt],
+        unused_for: Callable[[float], tuple[bytes, ...]],
     ) -> None:
         self._dispatch = dispatch
         self._greeting = greeting
         self._status = status
         self._directory_at = directory_at
+        self._unused_for = unused_for
         self.store: Store
         self.inline_limit = 0
         self._loop = asyncio.get_running_loop()
@@ -123,6 +126,7 @@ class Workers:
         self._wanted: dict[bytes, tuple[CallId, bytes]] = {}
         """The first open get of each ref that wants it on a device."""
         self._evicting = False
+        self.names = Names()
         self.perform: dict[type, Callable[[Any], None]] = {
             PutReady: self._put_ready,
             PutDone: lambda done: self._reply(done.call, lambda n: wire.Stored(n, done.existing)),
@@ -161,11 +165,16 @@ class Workers:
             worker.background.send(wire.Forget(backing))
 
     def __len__(self) -> int:
-        return len(self._workers)
+        """The programs that use this node, and not who only asks for its status."""
+        return sum(worker.background is not None for worker in self._workers.values())
 
     @property
     def open_calls(self) -> int:
         return len(self._calls)
+
+    def open_questions(self) -> list[UserCall]:
+        """What the machine was asked and has not answered."""
+        return [call.event for call in self._calls.values() if call.event is not None and not call.answered]
 
     # --- sessions ----------------------------------------------------------------------------------------------
 
@@ -268,7 +277,9 @@ class Workers:
                 if session.worker is not None:
                     session.worker.owned |= dict.fromkeys(refs)
                 session.send(wire.Done(number))
-            case wire.ReduceRequest(number, target, sources, op, count, timeout, everywhere):
+            case wire.ReduceRequest(number, target, sources, op, count, timeout, everywhere, name):
+                if name:
+                    self.names.note(target, name)
                 call = self._begin(session, number)
                 self._ask(ReduceCall(call, target, sources, op, count, _deadline(timeout), everywhere))
             case wire.ContributorsRequest(number, ref, timeout):
@@ -279,6 +290,8 @@ class Workers:
                 self._cancel(session, number)
             case wire.StatusRequest(number, history):
                 session.send(wire.Report(number, self._status(history)))
+            case wire.IdleRequest(number, seconds):
+                session.send(wire.References(number, self._unused_for(seconds)))
             case wire.DirectoryRequest(number):
                 session.send(self._directory_at(number))
             case wire.Ping(number):
@@ -309,6 +322,8 @@ class Workers:
         call = self._begin(session, put.call, put.data, by_hand=put.by_hand)
         if put.device:
             self._calls[call].devices = (put.device,)
+        if put.name:
+            self.names.note(put.ref, put.name)
         data = put.data if inline else None
         self._ask(PutCall(call, put.ref, put.size, put.layout, data, _deadline(put.timeout), put.fresh))
 

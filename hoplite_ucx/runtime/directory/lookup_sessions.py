@@ -11,8 +11,9 @@ import socket
 from collections.abc import Callable
 from struct import Struct
 
-from hoplite_ucx.protocol.ids import REF_BYTES, short
+from hoplite_ucx.protocol.ids import REF_BYTES
 from hoplite_ucx.protocol.lookups import QUESTION, Answer, encode
+from hoplite_ucx.runtime.shell.logs import about
 from hoplite_ucx.transports.wire.handshake import Peer
 
 _log = logging.getLogger("hoplite.directory")
@@ -28,6 +29,8 @@ class Readers:
     def __init__(self, look: Callable[[bytes], Answer]) -> None:
         self._look = look
         self._sessions: set[_Session] = set()
+        self.answered = 0
+        """Questions so far."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -36,7 +39,11 @@ class Readers:
         if len(self._sessions) >= MAX_READERS:
             sock.close()
         else:
-            self._sessions.add(_Session(sock, self._look, self._sessions.discard))
+            self._sessions.add(_Session(sock, self._answer, self._sessions.discard))
+
+    def _answer(self, ref: bytes) -> Answer:
+        self.answered += 1
+        return self._look(ref)
 
     def close(self) -> None:
         for session in list(self._sessions):
@@ -86,7 +93,7 @@ class _Session:
         try:
             answer = encode(self._look(ref))
         except Exception:  # to look changes nothing: the reader asks its agent instead
-            _log.exception("the lookup of %s failed", short(ref))
+            _log.exception("the lookup of %s failed", ref.hex(), extra=about(ref))
             self.close()
             return
         frame = _LENGTH.pack(len(answer)) + answer

@@ -4,7 +4,8 @@ Only the session with a node's latest `Join` counts. The sender of a message is 
 proven; a node that joins under another identity is refused. A directory that was restarted has a higher incarnation
 than any before it, because it counts milliseconds.
 
-Any process that has the token may ask for a status, in a session that never joins. *Readers* are workers that ask
+Any process that has the token may ask for a status, in a session that never joins. *Viewers* ask what happens, in a
+kind of session of their own (see `viewers`). *Readers* are workers that ask
 for small objects themselves: they have a kind of session of their own (see `lookup_sessions`). Under TLS there are
 none, since workers have no certificate.
 """
@@ -14,10 +15,11 @@ import logging
 import signal
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_ucx.metrics.families import Family
 from hoplite_ucx.protocol import Directory, lookups
 from hoplite_ucx.protocol.driver import Driver
 from hoplite_ucx.protocol.errors import Failure, HopliteError, internal
@@ -31,24 +33,38 @@ from hoplite_ucx.protocol.events import (
     SendNode,
     SessionLost,
     Tick,
+    refs_in,
 )
 from hoplite_ucx.protocol.ids import NodeId, identity_of, label
 from hoplite_ucx.protocol.messages import Join, Put, Rejected, decode_to_directory, encode, malformed
 from hoplite_ucx.protocol.settings import Settings
+from hoplite_ucx.runtime.directory import directory_metrics
 from hoplite_ucx.runtime.directory.lookup_sessions import Readers
+from hoplite_ucx.runtime.directory.viewers import Viewers
 from hoplite_ucx.runtime.objects.trees import difference
+from hoplite_ucx.runtime.settings import MetricsSettings
 from hoplite_ucx.runtime.shell.directory_status import STATUS
 from hoplite_ucx.runtime.shell.early_links import introduction
+from hoplite_ucx.runtime.shell.logs import about
+from hoplite_ucx.runtime.shell.observers import Observer, Observers
 from hoplite_ucx.runtime.shell.raised_machines import tell_raised
 from hoplite_ucx.runtime.shell.refused_connections import tell_malformed, tell_refused
+from hoplite_ucx.runtime.shell.tracers import Tracers
 from hoplite_ucx.runtime.shell.wakeups import Waker, now
+from hoplite_ucx.tracing.directory_recorder import DirectoryRecorder
 from hoplite_ucx.transports.descriptors import raise_descriptor_limit
 from hoplite_ucx.transports.errors import TransportError, ViolationError
 from hoplite_ucx.transports.wire.handshake import Identity, Kind
 from hoplite_ucx.transports.wire.session import Listener, Session, probe
 from hoplite_ucx.transports.wire.tls import Tls
 
+if TYPE_CHECKING:
+    from hoplite_ucx.metrics.endpoint import Endpoint
+
 _log = logging.getLogger("hoplite.directory")
+
+_AT_A_TIME = 1000
+"""Objects that are looked at in one turn of the loop."""
 
 DIRECTORY_NODE = 0
 """The number under which a directory proves itself; nodes draw theirs above it."""
@@ -67,6 +83,8 @@ class DirectoryServer:
         self._sessions: dict[NodeId, Session] = {}
         self._readers = Readers(self._look)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._observers: Observers[DirectoryEvent, DirectoryEffect] = Observers()
+        self._endpoint: Endpoint | None = None
         self._started = now()
 
     async def start(self, host: str, port: int, *, successor: bool = False) -> str:
@@ -82,24 +100,71 @@ class DirectoryServer:
             succeed=self._succeed,
             unperformed=_not_performed,
         )
+        self._observers.attach(self._driver)
         if successor:
             self.machine.recover(now())
         self._driver.begin([])
+        self._tracers = Tracers(self._observers, self._recorder)
+        self._viewers = Viewers(self._observers, lambda: self.machine, lambda: now() - self._started)
         readers = {Kind.READER: self._readers.accept} if self._identity.tls is None else {}
         self._listener = Listener(
-            self._identity, {Kind.CONTROL: self._accept}, sockets=readers, on_refused=tell_refused
+            self._identity,
+            {
+                Kind.CONTROL: self._accept,
+                Kind.TRACER: self._tracers.accept,
+                Kind.VIEWER: self._viewers.accept,
+            },
+            sockets=readers,
+            on_refused=tell_refused,
         )
         return await self._listener.start(host, port)
 
+    def observe(self, observer: Observer[DirectoryEvent, DirectoryEffect]) -> None:
+        self._observers.add(observer)
+
+    def serve_metrics(self, settings: MetricsSettings) -> str | None:
+        """The URL at which they are, if they are wanted and can be served."""
+        if settings.port is None:
+            return None
+        from hoplite_ucx.metrics.directory_counts import DirectoryCounts
+        from hoplite_ucx.metrics.endpoint import open_endpoint
+
+        counts = DirectoryCounts()
+
+        def collect() -> list[Family]:
+            return [*directory_metrics.families(self.machine, self._readers), *counts.families()]
+
+        self._endpoint = open_endpoint(settings.host, settings.port, collect)
+        if self._endpoint is None:
+            return None
+        self._observers.add(counts)
+        return self._endpoint.url
+
     async def close(self) -> None:
         self._driver.stop()
+        if self._endpoint is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._endpoint.close)
         self._waker.cancel()
         await self._listener.close()
         for task in self._tasks:
             task.cancel()
         self._readers.close()
+        self._viewers.close()
+        self._tracers.close()
         for session in self._sessions.values():
             session.close()
+
+    def _recorder(self) -> DirectoryRecorder:
+        recorder = DirectoryRecorder()
+        self._begin_recording(recorder, self.machine.refs())
+        return recorder
+
+    def _begin_recording(self, recorder: DirectoryRecorder, refs: list[bytes]) -> None:
+        """With what goes on already: a few objects at a time, so that no event waits for it."""
+        recorder.begin(self.machine.placements(refs[-_AT_A_TIME:]), now())
+        del refs[-_AT_A_TIME:]
+        if refs:
+            asyncio.get_running_loop().call_soon(self._begin_recording, recorder, refs)
 
     def _look(self, ref: bytes) -> lookups.Answer:
         """Asks the current machine."""
@@ -122,9 +187,10 @@ class DirectoryServer:
             self.machine = self.machine.successor(_incarnation_after(self.machine.incarnation), event, now())
             info = lookups.encode_incarnation(self.machine.incarnation)
             self._identity = self._listener.identity = replace(self._identity, info=info)
-            self._driver.begin([], self.machine)
+            self._driver.begin([], self._observers.around(self.machine))
         except Exception:
-            _log.critical("this directory cannot continue, and ends", exc_info=True)
+            refs = refs_in(event)
+            _log.critical("this directory cannot continue, and ends", exc_info=True, extra=about(*refs))
             signal.raise_signal(signal.SIGTERM)  # a regular shutdown
             raise
 
@@ -218,6 +284,7 @@ class DirectoryServer:
             "settings": msgspec.structs.asdict(self._settings),
             "objects": machine.known_objects(),
             "readers": len(self._readers),
+            "metrics": self._endpoint.url if self._endpoint is not None else None,
             "nodes": [
                 {
                     "node": label(member.node),
@@ -238,4 +305,6 @@ def _incarnation_after(earlier: int) -> int:
 
 
 def _not_performed(effect: DirectoryEffect, error: Exception) -> None:
-    _log.error("%s could not be performed", effect, exc_info=error)
+    what = type(effect.message if isinstance(effect, SendNode) else effect).__name__
+    refs = refs_in(effect)
+    _log.error("%s for %s could not be performed", what, label(effect.node), exc_info=error, extra=about(*refs))

@@ -17,11 +17,12 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.runtime.host.addresses import LOOPBACK_RATE, resolved
 from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.runtime.launch.processes import Child
-from hoplite_ucx.runtime.launch.tokens import TOKEN
-from hoplite_ucx.runtime.local import remedies, wire
+from hoplite_ucx.runtime.launch.tokens import TOKEN, TOKEN_FILE
+from hoplite_ucx.runtime.local import remedies
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.local.agent_poll import AgentPoll
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
-from hoplite_ucx.runtime.settings import HostSettings
+from hoplite_ucx.runtime.settings import HostSettings, ProcessSettings
 from hoplite_ucx.runtime.worker.client import Client
 
 ADDRESS = "HOPLITE_ADDRESS"
@@ -46,6 +47,8 @@ class Attachment:
     """The variables through which the processes that this one starts can find a cluster of its own."""
     hidden: dict[str, str | None] = field(default_factory=dict)
     """What they were before they were set."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """With which the processes of a cluster of its own were started: they name its settings."""
 
     def export(self) -> None:
         """Set those variables until the end."""
@@ -69,7 +72,9 @@ class Attachment:
                 os.environ[name] = value
 
 
-def start_embedded(memory: int, token: bytes | None, variables: Mapping[str, str]) -> Attachment:
+def start_embedded(
+    memory: int, token: bytes | None, variables: Mapping[str, str], settings: ProcessSettings
+) -> Attachment:
     """Start a cluster on loopback for this process and those that learn its address. The variables are for its
     processes."""
     secret = token or os.urandom(16).hex().encode()
@@ -79,11 +84,12 @@ def start_embedded(memory: int, token: bytes | None, variables: Mapping[str, str
     children = []
     try:
         task = directory_task(secret)
-        children.append(processes.spawn("directory", task, tied_to_thread=tied, variables=variables))
-        address = children[0].report["address"]
+        directory = processes.spawn("directory", task, tied_to_thread=tied, variables=variables, settings=settings)
+        children.append(directory)
+        address = directory.report["address"]
         task = agent_task(address, secret, memory, LOOPBACK_RATE, "127.0.0.1")
-        processes.tell(agent_process, {**task, "patience": _PATIENCE})
-        children.append(processes.await_ready("agent", agent_process))
+        processes.tell(agent_process, {**task, "patience": _PATIENCE}, settings)
+        children.append(processes.await_ready("agent", agent_process, settings))
         report = children[1].report
         client = Client(socket_name(report["cluster"], report["agent"]), _INIT_AGAIN)
     except BaseException:
@@ -91,7 +97,8 @@ def start_embedded(memory: int, token: bytes | None, variables: Mapping[str, str
         for child in children:
             child.stop()
         raise
-    return Attachment(client, children, {ADDRESS: address, AGENT: report["agent"], TOKEN: os.fsdecode(secret)})
+    names = {ADDRESS: address, AGENT: report["agent"], TOKEN: os.fsdecode(secret), TOKEN_FILE: ""}
+    return Attachment(client, children, names, variables=variables)
 
 
 def directory_task(

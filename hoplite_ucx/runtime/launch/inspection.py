@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.runtime.host.addresses import resolved
 from hoplite_ucx.runtime.launch.tokens import given_token, read_token
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.local.agent_poll import AgentPoll
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
-from hoplite_ucx.runtime.settings import load
+from hoplite_ucx.runtime.settings import HostSettings, load
 from hoplite_ucx.runtime.shell.directory_status import ask_status
 from hoplite_ucx.settings.errors import ConfigurationError
 from hoplite_ucx.transports.errors import TransportError
@@ -66,10 +66,11 @@ def token_towards(address: str) -> bytes:
     return read_token()
 
 
-def directory_status(address: str, token: bytes) -> dict[str, Any]:
-    """Ask a directory; raises a typed error if it does not run, or has another token."""
+def directory_status(address: str, token: bytes, settings: HostSettings | None = None) -> dict[str, Any]:
+    """Ask a directory; raises a typed error if it does not run, or has another token. The settings, by default those
+    of this process, name the certificates for TLS."""
     try:
-        return asyncio.run(_ask(address, token))
+        return asyncio.run(_ask(address, token, settings))
     except TransportError as error:
         raise Failure(FailureKind.CLOSED, error.detail, error.remedy, None, error.peer).exception() from error
     except TimeoutError:
@@ -81,6 +82,7 @@ def directory_status(address: str, token: bytes) -> dict[str, Any]:
         raise Failure(FailureKind.INVALID, str(error), "correct the address").exception() from error
 
 
-async def _ask(address: str, token: bytes) -> dict[str, Any]:
-    me = Identity(int.from_bytes(os.urandom(7)), token, tls=open_tls(load().links.certificates))
+async def _ask(address: str, token: bytes, settings: HostSettings | None) -> dict[str, Any]:
+    tls = open_tls((settings or load()).links.certificates)
+    me = Identity(int.from_bytes(os.urandom(7)), token, tls=tls)
     return await ask_status(address, me, _SECONDS)

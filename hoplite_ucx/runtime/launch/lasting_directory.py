@@ -55,7 +55,13 @@ class LastingDirectory:
             successor=self._since > 0,
             settings=self._settings,
         )
-        self.child = processes.spawn("directory", task, tied_to_thread=True, variables=self._variables)
+        self.child = processes.spawn(
+            "directory",
+            task,
+            tied_to_thread=True,
+            variables=self._variables,
+            settings=(self._settings or HostSettings()).processes,
+        )
         self._since = time.monotonic()
         self.address = self.child.report["address"]
         self._port = parse_address(self.address)[1]

@@ -13,18 +13,19 @@ import logging
 import os
 import select
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from hoplite_ucx.runtime.host.addresses import measured_rate
-from hoplite_ucx.runtime.host.memory import store_limit
+from hoplite_ucx.runtime.host.memory_limits import store_limit
 from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.runtime.launch.cluster import agent_task
 from hoplite_ucx.runtime.launch.lasting_directory import LastingDirectory
 from hoplite_ucx.runtime.launch.processes import Child
 from hoplite_ucx.runtime.launch.service import reachable_host
-from hoplite_ucx.runtime.settings import HostSettings
+from hoplite_ucx.runtime.settings import HostSettings, ProcessSettings
 from hoplite_ucx.runtime.worker.checks import (
     check_memory,
     check_seconds,
@@ -46,11 +47,12 @@ _MAX_PORT = 65535
 Self = TypeVar("Self", bound="OwnedProcess")
 
 
-class OwnedProcess:
+class OwnedProcess(ABC):
     """A process that ends with this program. Any thread may use it; a forked child does not own it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, settings: ProcessSettings) -> None:
         self._name = name
+        self._settings = settings
         self._owner = os.getpid()
         self._begun: Future[None] = Future()
         self._ended = threading.Event()
@@ -74,26 +76,27 @@ class OwnedProcess:
         return self._owner == os.getpid() and not self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, by itself or by `close`: True if it has."""
+        """Wait until it has ended, by itself or by `close`, or for `timeout` seconds: True if it has. Raises
+        `InvalidRequestError` if the timeout is not a number."""
         seconds = check_timeout(timeout)
         return self._owner != os.getpid() or self._ended.wait(seconds)
 
     def close(self) -> None:
         """End it, and return when it is gone. Harmless if it has ended, and in a forked child."""
-        self._close(_JOIN_SECONDS)
+        self._close(0.0)
 
-    def _close(self, seconds: float) -> None:
+    def _close(self, hand_over: float) -> None:
         if self._owner != os.getpid():
             return
         with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join(seconds)
-        _open.discard(self)
-        if not self._thread.is_alive():
-            os.close(self._wake)
+            if not self._closing:
+                self._closing = True
+                os.eventfd_write(self._wake, 1)
+        self._thread.join(hand_over + 2 * self._settings.stop + _JOIN_SECONDS)  # also if another thread was first
+        with self._lock:
+            if self in _open and not self._thread.is_alive():
+                _open.discard(self)
+                os.close(self._wake)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -122,15 +125,17 @@ class OwnedProcess:
             finally:
                 self._ended.set()
 
+    @abstractmethod
     def _begin(self) -> None:
-        raise NotImplementedError
+        """Returns when it is ready."""
 
+    @abstractmethod
     def _watch(self) -> None:
         """Returns when it has ended, or is to end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end(self) -> None:
-        raise NotImplementedError
+        """Returns when it is gone."""
 
     def _await(self, child: Child | None, seconds: float) -> bool:
         """Wait until it is to end, which is False, or the child has ended, or the time is over."""
@@ -152,7 +157,7 @@ class DirectoryProcess(OwnedProcess):
         variables: Mapping[str, str] | None = None,
         settings: HostSettings | None = None,
     ) -> None:
-        super().__init__("directory")
+        super().__init__("directory", (settings or HostSettings()).processes)
         self._token = token
         self._directory = LastingDirectory(token, host, port, _log.warning, variables, settings)
         self._start()
@@ -164,6 +169,7 @@ class DirectoryProcess(OwnedProcess):
 
     @property
     def cluster_id(self) -> str:
+        """What tells its cluster from others, also after the directory was started again."""
         return self._directory.cluster
 
     @property
@@ -195,9 +201,9 @@ class DirectoryProcess(OwnedProcess):
 class AgentProcess(OwnedProcess):
     """This host's agent as a process of this program: made by `start_agent`. It is not started again by itself."""
 
-    def __init__(self, task: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, task: Callable[[], dict[str, Any]], settings: ProcessSettings) -> None:
         """The task is made on the process's thread: looking at the network may take a while."""
-        super().__init__("agent")
+        super().__init__("agent", settings)
         self._task = task
         self._child: Child | None = None
         self._hand_over = 0.0
@@ -215,10 +221,12 @@ class AgentProcess(OwnedProcess):
 
     @property
     def cluster_id(self) -> str:
+        """What tells its cluster from others, also after the directory was started again."""
         return str(self._report["cluster"])
 
     @property
     def pid(self) -> int:
+        """Its process id."""
         return self._started.process.pid
 
     def __repr__(self) -> str:
@@ -234,19 +242,21 @@ class AgentProcess(OwnedProcess):
         return self._started.report
 
     def _begin(self) -> None:
-        self._child = processes.spawn("agent", self._task(), tied_to_thread=True)
+        self._child = processes.spawn("agent", self._task(), tied_to_thread=True, settings=self._settings)
 
     def _watch(self) -> None:
         while self._await(self._started, _LOOK_SECONDS):
             if not self._started.running():
-                _log.warning("the agent exited with status %s, and its objects are lost", self._started.process.poll())
+                status, agent = self._started.process.poll(), self._started.report["agent"]
+                _log.warning("the agent n%s exited with status %s, and its objects are lost", agent, status)
                 return
 
     def close(self, hand_over: float = 0.0) -> None:
         """End it, and return when it is gone. With `hand_over`, other agents have so many seconds to take over the
-        objects that only this one holds; what nobody took is lost."""
+        objects that only this one holds; what nobody took is lost. Raises `InvalidRequestError` if that is not a number
+        of seconds."""
         self._hand_over = check_seconds(hand_over)
-        self._close(_JOIN_SECONDS + self._hand_over)
+        self._close(self._hand_over)
 
     def _end(self) -> None:
         self._started.stop(self._hand_over)
@@ -258,7 +268,8 @@ def start_directory(host: str = "127.0.0.1", port: int = 0, *, token: str | None
     It listens at `host` and `port` (0 takes a free one), is started again at the same address if it crashes, and ends
     with `close()`, its `with` block or this program. Without a `token` it makes one: see `DirectoryProcess.token`.
 
-    Raises `InvalidRequestError` for what cannot be meant, and `ClosedError` if it cannot be started.
+    Raises `InvalidRequestError` for invalid arguments, and `ClosedError` if it cannot be started, or is not ready
+    within 15 s.
     """
     check_text("host", host, "give an address of this host, such as 198.18.0.1")
     if not is_whole(port) or not 0 <= port <= _MAX_PORT:
@@ -283,8 +294,8 @@ def start_agent(
     one that leads to the directory. With `patience`, the agent ends when the directory has been gone for so many
     seconds: for clusters whose end nobody tells this host of. It ends with `close()`, its `with` block or this program.
 
-    Raises `InvalidRequestError` for what cannot be meant, and `ClosedError` if it cannot be started, for example
-    because no directory answers there, or the token is wrong.
+    Raises `InvalidRequestError` for invalid arguments, and `ClosedError` if it cannot be started or is not ready within
+    15 s, for example because no directory answers there, or the token is wrong.
     """
     check_text("address", address, "write host:port, such as head:7777")
     check_text("host", host, "give an address of this host, such as 198.18.0.2")
@@ -302,7 +313,7 @@ def start_agent(
         carries = rate or settings.links.rate or measured_rate(towards)
         return {**agent_task(address, secret, limit, carries, host, settings), "patience": seconds}
 
-    return AgentProcess(task)
+    return AgentProcess(task, settings.processes)
 
 
 _open: set[OwnedProcess] = set()

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -26,12 +26,14 @@ from typing import Any, NamedTuple, TypeAlias
 import uvloop
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.runtime.settings import ProcessSettings
 from hoplite_ucx.settings.errors import ConfigurationError
 from hoplite_ucx.settings.reading import Argument
 from hoplite_ucx.transports.errors import TransportError
 
-START_SECONDS = 15.0
-_STOP_SECONDS = 3.0
+_USUAL = ProcessSettings()
+_BY_ITSELF = 0.8
+"""Of the time that a child has to end: then it gives up what is still open, before its parent kills it."""
 _PR_SET_PDEATHSIG = 1
 _LEAVE = b"leave "
 """A parent's last line to an agent, with a number of seconds: hand objects over, and end."""
@@ -45,6 +47,7 @@ class Child:
 
     process: "subprocess.Popen[bytes]"
     report: dict[str, Any]
+    stop_seconds: float = _USUAL.stop
 
     def running(self) -> bool:
         return self.process.poll() is None
@@ -55,7 +58,7 @@ class Child:
         try:
             self._ask_to_end(hand_over)
             self.process.terminate()  # a process that was forked from this one holds a copy of the pipe
-            self.process.wait(_STOP_SECONDS)
+            self.process.wait(self.stop_seconds)
         except subprocess.TimeoutExpired:
             pass
         finally:  # also if this one is interrupted
@@ -72,27 +75,41 @@ class Child:
                 self.process.stdin.write(_LEAVE + f"{hand_over:g}\n".encode())
                 self.process.stdin.flush()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(hand_over + _STOP_SECONDS)
+                    self.process.wait(hand_over + self.stop_seconds)
             self.process.stdin.close()
 
 
 def spawn(
-    role: str, task: dict[str, Any], *, tied_to_thread: bool, variables: Mapping[str, str] | None = None
+    role: str,
+    task: dict[str, Any],
+    *,
+    tied_to_thread: bool,
+    variables: Mapping[str, str] | None = None,
+    settings: ProcessSettings = _USUAL,
 ) -> Child:
     """Start a directory or an agent, and wait until it is ready. Raises a typed error if it does not become so."""
     process = start(role, tied_to_thread=tied_to_thread, variables=variables)
     try:
-        tell(process, task)
+        tell(process, task, settings)
     except BaseException:
         abandon(process)
         raise
-    return await_ready(role, process)
+    return await_ready(role, process, settings)
 
 
-def start(role: str, *, tied_to_thread: bool, variables: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a process that loads its part and waits for its task, with these variables over those of this process."""
+def start(
+    role: str,
+    *,
+    tied_to_thread: bool,
+    variables: Mapping[str, str] | None = None,
+    program: str = "hoplite_ucx.runtime",
+    descriptors: Sequence[int] = (),
+) -> "subprocess.Popen[bytes]":
+    """Start a process that loads its part and waits for its task, with these variables over those of this process, and
+    with these open files of it."""
     return subprocess.Popen(
-        [*module("hoplite_ucx.runtime"), role, str(os.getpid()), "tied" if tied_to_thread else "free"],
+        [*module(program), role, str(os.getpid()), "tied" if tied_to_thread else "free"],
+        pass_fds=descriptors,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **(variables or {})},
@@ -113,17 +130,17 @@ def _interpreter_options() -> list[str]:
     return ["-P", *(option for option, is_set in kept.items() if is_set)]
 
 
-def tell(process: "subprocess.Popen[bytes]", task: dict[str, Any]) -> None:
+def tell(process: "subprocess.Popen[bytes]", task: dict[str, Any], settings: ProcessSettings = _USUAL) -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it says why on its own
-        process.stdin.write(json.dumps(task).encode() + b"\n")
+        process.stdin.write(json.dumps({**task, "stop": settings.stop}).encode() + b"\n")
         process.stdin.flush()
 
 
-def await_ready(role: str, process: "subprocess.Popen[bytes]", seconds: float = START_SECONDS) -> Child:
+def await_ready(role: str, process: "subprocess.Popen[bytes]", settings: ProcessSettings = _USUAL) -> Child:
     """If it does not become ready for any reason, including the user's ctrl-C, no process is left behind."""
     try:
-        return Child(process, _read_report(role, process, seconds))
+        return Child(process, _read_report(role, process, settings.start), settings.stop)
     except BaseException:
         abandon(process)
         raise
@@ -132,11 +149,12 @@ def await_ready(role: str, process: "subprocess.Popen[bytes]", seconds: float = 
 def _read_report(role: str, process: "subprocess.Popen[bytes]", seconds: float) -> dict[str, Any]:
     assert process.stdout is not None
     deadline = time.monotonic() + seconds
-    line = b""
+    line, late = b"", False
     while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
-            raise _cannot_start(role, f"it was not ready after {seconds:g} s", "check the load of this machine")
+        left = max(0.0, deadline - time.monotonic())
+        if late or not select.select([process.stdout], [], [], left)[0]:
+            raise _cannot_start(role, f"it was not ready after {seconds:g} s", _SLOW)
+        late = not left  # what it has said counts, if this process was paused meanwhile and looks too late
         piece = os.read(process.stdout.fileno(), 65536)
         if not piece:
             abandon(process)
@@ -146,6 +164,9 @@ def _read_report(role: str, process: "subprocess.Popen[bytes]", seconds: float) 
     if "error" in report:
         raise _cannot_start(role, report["error"], report["remedy"])
     return report
+
+
+_SLOW = "check the load of this machine, or give it more time with HOPLITE_PROCESSES_START"
 
 
 def abandon(process: "subprocess.Popen[bytes]") -> None:
@@ -234,7 +255,7 @@ async def _main(serve: Serve, task: dict[str, Any], parent: int) -> int:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(served.retire(), ending.hand_over)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(served.stop(), _STOP_SECONDS - 0.5)
+        await asyncio.wait_for(served.stop(), _BY_ITSELF * task["stop"])
     _say_no_more()
     os._exit(0)  # threads of the data plane may still be inside the kernel
 

@@ -15,6 +15,7 @@ from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.runtime.launch.cluster import agent_task
 from hoplite_ucx.runtime.launch.lasting_directory import LastingDirectory
 from hoplite_ucx.runtime.launch.processes import Child
+from hoplite_ucx.runtime.launch.view_port import PORT, ViewPort, key_for, page_address
 from hoplite_ucx.runtime.local.socket_names import agents, socket_name
 from hoplite_ucx.runtime.settings import HostSettings
 
@@ -31,6 +32,9 @@ class ServicePlan:
     settings: HostSettings = field(default_factory=HostSettings)
     variables: Mapping[str, str] = field(default_factory=dict)
     """For the processes, over those of this one."""
+    view: bool = False
+    """Whether a head has a live view, on its `host`, at `view_port`, or without one at the usual port or any."""
+    view_port: int | None = None
 
 
 class Service:
@@ -42,6 +46,8 @@ class Service:
                 plan.token, plan.host or "127.0.0.1", plan.port, tell, plan.variables, plan.settings
             )
         self._agent: Child | None = None
+        self._tell = tell
+        self._view: ViewPort | None = None
 
     @property
     def address(self) -> str:
@@ -57,15 +63,41 @@ class Service:
             host = plan.host if plan.host is not None else reachable_host(self.address)
             rate = plan.settings.links.rate or measured_rate(host)
             task = agent_task(self.address, plan.token, plan.memory, rate, plan.host, plan.settings)
-            self._agent = processes.spawn("agent", task, tied_to_thread=True, variables=plan.variables)
+            self._agent = processes.spawn(
+                "agent", task, tied_to_thread=True, variables=plan.variables, settings=plan.settings.processes
+            )
+            if plan.view and self._directory is not None:
+                self._open_view(plan.host or "127.0.0.1")
         except BaseException:
             self.stop()
             raise
+
+    def _open_view(self, host: str) -> None:
+        """The cluster is there without it: one that cannot be had is told of, and that is all."""
+        try:
+            self._view = ViewPort(host, self._plan.view_port, self._tell, self._plan.variables)
+        except OSError as error:
+            where = f"{host}:{self._plan.view_port or PORT}"
+            self._tell(f"no live view at {where}: {error.strerror}; choose another port with --view-port")
+
+    @property
+    def view(self) -> str | None:
+        """The address of the page, with its key."""
+        if self._view is None:
+            return None
+        return page_address(self._view.address, key_for(self._plan.token, self.agent["cluster"]))
 
     @property
     def agent(self) -> dict[str, str]:
         assert self._agent is not None
         return self._agent.report
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Where each process serves them, if it does."""
+        children = {"agent": self._agent, "directory": self._directory.child if self._directory is not None else None}
+        found = {role: child.report["metrics"] for role, child in children.items() if child is not None}
+        return {role: url for role, url in found.items() if url}
 
     def other_agents(self) -> list[str]:
         """Of this cluster and this user, on this host."""
@@ -83,11 +115,16 @@ class Service:
                 raise Failure(FailureKind.CLOSED, detail, "see its messages above, then start it again").exception()
             if self._directory is not None and not self._directory.running():
                 self._directory.restart()
+            if self._view is not None:
+                self._view.look(self.address, self._plan.token)
 
     def stop(self, hand_over: float = 0.0) -> None:
         """With `hand_over`, other agents have so many seconds to take over the objects that only this one holds."""
         agent, self._agent = self._agent, None
+        view, self._view = self._view, None
         try:
+            if view is not None:
+                view.close()
             if agent is not None:
                 agent.stop(hand_over)
         finally:
@@ -95,10 +132,13 @@ class Service:
                 self._directory.stop()
 
     def _await_end(self, seconds: float) -> None:
-        """A child's output ends with it."""
+        """A child's output ends with it. The view's may also have a visitor."""
         children = (self._agent, self._directory.child if self._directory is not None else None)
         outputs = [child.process.stdout for child in children if child is not None]
-        select.select([output for output in outputs if output is not None], [], [], seconds)
+        watched = [output.fileno() for output in outputs if output is not None]
+        if self._view is not None:
+            watched.append(self._view.waits_for())
+        select.select(watched, [], [], seconds)
 
 
 def reachable_host(address: str) -> str:

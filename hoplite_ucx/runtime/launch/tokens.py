@@ -26,10 +26,16 @@ def own_file() -> Path | None:
 
 def given_token() -> bytes:
     """The token in the environment; empty if there is none. A variable that is empty counts as not set, but a named
-    file must contain a token."""
-    if token := os.environ.get(TOKEN, "").strip():
-        return os.fsencode(token)
-    return read_token_file(Path(path)) if (path := os.environ.get(TOKEN_FILE)) else b""
+    file must contain a token, and that of the variable if both are set."""
+    token = os.fsencode(os.environ.get(TOKEN, "").strip())
+    path = os.environ.get(TOKEN_FILE, "")
+    if not path:
+        return token
+    filed = read_token_file(Path(path))
+    if token and token != filed:
+        detail = f"{TOKEN} and the file that {TOKEN_FILE} names, {path!r}, have different tokens"
+        raise Failure(FailureKind.INVALID, detail, "unset one of the two variables").exception()
+    return filed
 
 
 def read_token() -> bytes:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.transports import shm
 
 _RECEIVE = 64 << 10

@@ -1,7 +1,7 @@
 """Remedies that contain commands: complete, with the cluster's address, ready to type."""
 
 from hoplite_ucx.runtime.host.addresses import host_towards, resolved
-from hoplite_ucx.runtime.local.wire import Greeting
+from hoplite_ucx.runtime.local.worker_messages import Greeting
 from hoplite_ucx.transports.wire.addresses import format_address, parse_address
 
 JOIN_OR_START = "run `hoplite start --head` for a new cluster, or `hoplite start --address HOST:PORT` to join one"

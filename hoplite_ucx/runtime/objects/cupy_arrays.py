@@ -20,7 +20,7 @@ def on_host(array: Any, stream: int | None) -> Array:
     """A copy, made when its stream, or this one, has come so far."""
     try:
         host: Array = device_values.on_host(array, stream)
-    except Exception as error:
+    except Exception as error:  # the driver's, the runtime's or CuPy's own
         what = f"a CuPy array whose device cannot be read ({error})"
         raise UnfitError(what, "look at the device: what is on it may be lost") from error
     return host
@@ -35,6 +35,6 @@ def on_device(array: Array) -> Any:
         raise UnfitError(what, f"install hoplite-ucx[gpu], or {_ON_HOST}") from error
     try:
         return cupy.asarray(array)
-    except Exception as error:
+    except Exception as error:  # as above
         what = f"a CuPy array, and no device here takes it ({error})"
         raise UnfitError(what, f"look at the device and its driver, or {_ON_HOST}") from error

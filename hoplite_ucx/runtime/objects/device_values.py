@@ -1,7 +1,7 @@
 """Values whose arrays are on a GPU: where a put goes, the copy into a device's memory, and arrays on that memory.
 
-Arrays are recognised by `__cuda_array_interface__`, which CuPy and torch have; neither is imported on the way in. What
-comes back on a device are arrays of CuPy.
+Arrays are recognised by `__cuda_array_interface__`, which CuPy and torch have; neither is imported on the way in. On
+the way out, CuPy makes arrays on a device's memory, and tensors are made of those.
 
 Copies run on the caller's stream, behind whatever computes the array, and a piece counts as put only when its event is
 done. Results are complete when they are returned: nobody has to wait for a stream of ours.
@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from hoplite_ucx.gpu.copies import address, copy
 from hoplite_ucx.gpu.driver import CudaError, UnavailableError
 from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
+from hoplite_ucx.runtime.objects import tensors
 from hoplite_ucx.runtime.objects.layouts import Leaf
 
 PIECE = 16 << 20
@@ -62,16 +64,15 @@ def placement_uuid(arrays: Iterable[Any]) -> bytes:
     return b"" if device is None else cuda.load().uuid(device)
 
 
-def fill(leaf: Leaf, memory: memoryview | Window, out: Any) -> None:
-    """Fill an array of a device; its dtype and shape must be the leaf's."""
-    cupy = importlib.import_module("cupy")
-    array = cupy.asarray(out)
-    if array.dtype != leaf.numpy_dtype() or array.shape != leaf.shape:
-        detail = f"out is {array.dtype.name}{list(array.shape)}, the object is {leaf}"
-        raise _invalid(detail, "give an array of the object's dtype and shape")
-    with array.device:
-        array[...] = array_from(leaf, memory, array.device.id)
-        cupy.cuda.get_current_stream().synchronize()
+def fill(leaf: Leaf, memory: memoryview | Window, device: int, out: Any) -> None:
+    """Fill an array of CuPy, or a tensor, of the leaf's dtype and shape on that device."""
+    make = partial(array_from, leaf, memory, device)
+    with importlib.import_module("cupy").cuda.Device(device):
+        if tensors.is_tensor(type(out)):
+            tensors.fill(out, tensors.on_device(leaf, lambda dtype: make(dtype=dtype)))
+        else:
+            out[...] = make()
+        cuda.load().call("cuStreamSynchronize", _stream(out, None))
 
 
 def placement(arrays: Iterable[Any]) -> int | None:
@@ -124,10 +125,13 @@ def _copy_on_stream(driver: cuda.Driver, place: Window, pointer: int, offset: in
             driver.call("cuEventDestroy_v2", event)
 
 
-def array_from(leaf: Leaf, memory: memoryview | Window, device: int, *, own: bool = False) -> Any:
-    """An array of CuPy on a device: on the memory itself if that is there, else on its own, which is filled."""
+def array_from(
+    leaf: Leaf, memory: memoryview | Window, device: int, *, own: bool = False, dtype: np.dtype[Any] | None = None
+) -> Any:
+    """An array of CuPy on a device: on the memory itself if that is there, else on its own, which is filled. Its dtype
+    may be another one of the same size."""
     cupy = importlib.import_module("cupy")
-    dtype, order = leaf.numpy_dtype(), "F" if leaf.fortran else "C"
+    dtype, order = dtype or leaf.numpy_dtype(), "F" if leaf.fortran else "C"
     with cupy.cuda.Device(device):
         if isinstance(memory, Window) and memory.device == device and not own and 0 not in leaf.shape:
             return array_on(memory, leaf.shape, dtype, leaf.offset, order)

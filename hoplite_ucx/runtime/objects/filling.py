@@ -5,6 +5,7 @@ come. Only then anything is written, so a get that fails, and a tree that does n
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,11 +36,16 @@ _LIKE_THE_OBJECT = "give arrays of the object's dtypes and shapes, or get it wit
 
 def check(out: object) -> None:
     """Raises if this cannot be filled, whatever the object is."""
-    for path, target in _targets(out, "out", 0):
+    for path, target in targets(out):
         try:
             _check_target(target)
         except UnfitError as error:
             raise invalid(f"{path} is {error}", error.remedy) from error
+
+
+def targets(out: object) -> Iterator[tuple[str, Any]]:
+    """All that is to be filled, and the place of each in the tree."""
+    return _targets(out, "out", 0)
 
 
 def _targets(out: object, path: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -67,18 +73,24 @@ def _check_target(target: Any) -> None:
 
 def fill(memory: memoryview, layout: bytes, out: object, progress: Progress | None = None) -> None:
     """Copy an object into what `check` has looked at. If that is not of the object's form, nothing is written."""
-    found = decode_layout(layout, len(memory))
+    fill_by(partial(_copy, Restoring(memory)), layout, len(memory), out, progress)
+
+
+def fill_by(
+    copy: Callable[[Leaf, Any], None], layout: bytes, size: int, out: object, progress: Progress | None = None
+) -> None:
+    """The same, with each leaf copied into its place by `copy`, wherever the object's bytes are."""
+    found = decode_layout(layout, size)
     if isinstance(found, BundleLayout):
         raise invalid(f"out= is for arrays and trees of them, and the object is {found}", "get it without out=")
     matching = _Matching(found.leaves if not isinstance(found, ArrayLayout) else (found.leaf,))
     matching.match(0 if isinstance(found, ArrayLayout) else found.structure, out, "out")
     matching.raise_problems()
-    restoring = Restoring(memory)
     total = sum(leaf.nbytes() for leaf, _, _ in matching.pairs)
     done = 0
     for leaf, target, path in matching.pairs:
         try:
-            _copy(restoring, leaf, target)
+            copy(leaf, target)
         except (UnfitError, RuntimeError) as error:
             remedy = error.remedy if isinstance(error, UnfitError) else "look at the array; those before it are filled"
             raise invalid(f"{path} cannot be filled: {error}", remedy) from error

@@ -311,8 +311,9 @@ def _extents(layout: Layout) -> Iterator[tuple[int, int]]:
         case ArrayLayout(leaf):
             yield leaf.offset, leaf.nbytes()
         case TreeLayout(_, leaves):
+            sizes = _Sizes()
             for leaf in leaves:
-                yield leaf.offset, leaf.nbytes()
+                yield leaf.offset, sizes.of(leaf)
         case BundleLayout(pickle, buffers):
             yield 0, pickle
             yield from buffers
@@ -350,11 +351,27 @@ def _relative(layout: TreeLayout) -> TreeLayout:
         return 0
 
     structure = _with_numbers(layout.structure, number, _differences)
-    leaves, end = [], 0
+    leaves, end, sizes = [], 0, _Sizes()
     for leaf in layout.leaves:
-        leaves.append(msgspec.structs.replace(leaf, offset=leaf.offset - end))
-        end = leaf.offset + leaf.nbytes()
+        leaves.append(Leaf(leaf.dtype, leaf.shape, leaf.fortran, leaf.offset - end, leaf.kind))
+        end = leaf.offset + sizes.of(leaf)
     return TreeLayout(structure, tuple(leaves))
+
+
+class _Sizes:
+    """Of many leaves, most of which have one of a few forms."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def of(self, leaf: Leaf) -> int:
+        if not isinstance(leaf.dtype, str):
+            return leaf.nbytes()
+        form = leaf.dtype, leaf.shape
+        size = self._known.get(form)
+        if size is None:
+            size = self._known[form] = leaf.nbytes()
+        return size
 
 
 def _unpacked(packed: _Packed) -> TreeLayout:
@@ -372,10 +389,10 @@ def _unpacked(packed: _Packed) -> TreeLayout:
         return known - 1
 
     structure = _with_numbers(layout.structure, number, _sums)
-    leaves, end = [], 0
+    leaves, end, sizes = [], 0, _Sizes()
     for leaf in layout.leaves:
-        leaf = msgspec.structs.replace(leaf, offset=leaf.offset + end)
-        end = leaf.offset + leaf.nbytes()
+        leaf = Leaf(leaf.dtype, leaf.shape, leaf.fortran, leaf.offset + end, leaf.kind)
+        end = leaf.offset + sizes.of(leaf)
         leaves.append(leaf)
     return TreeLayout(structure, tuple(leaves))
 
@@ -443,12 +460,19 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     return EXTENSIONS.get(dtype.name, dtype.kind)
 
 
+_MAX_NAME = 80
+
+
 def dtype_name(description: Any) -> str:
-    """For people; needs no ml_dtypes."""
+    """For people; needs no ml_dtypes. Different dtypes have different names."""
+    if isinstance(description, str) and description in EXTENSIONS:
+        return description
     try:
-        return description if isinstance(description, str) and description in EXTENSIONS else dtype_of(description).name
+        dtype = dtype_of(description)
     except _UNREADABLE:
         return "an unknown dtype"
+    name = dtype.name if dtype.isnative and dtype.fields is None else str(dtype)
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"
 
 
 @lru_cache(1024)

@@ -29,17 +29,6 @@ _CARRY_MORE = (np.ndarray, np.generic, bytes, bytearray, memoryview, array.array
 def as_leaf(value: object) -> Found | None:
     """A value as an array, without a copy; None if it is something else, numbers of Python included. Raises
     `UnfitError` for an array that has no bytes."""
-    if isinstance(value, np.ndarray):
-        return _of_array(value, Kind.ARRAY)
-    if isinstance(value, np.generic):
-        plain = kind_of(value.dtype) in _SCALAR_KINDS and type(value) is value.dtype.type
-        return (np.asarray(value), Kind.SCALAR, describe_dtype(value.dtype)) if plain else None
-    if type(value) is bytes:
-        return np.frombuffer(value, np.uint8), Kind.BYTES, _BYTE
-    if type(value) is bytearray:
-        return np.frombuffer(value, np.uint8), Kind.BYTEARRAY, _BYTE
-    if isinstance(value, memoryview):
-        return _of_view(value)
     kind: Any = type(value)
     look = _way_to_look(kind)
     return None if look is None else look(value)
@@ -55,7 +44,15 @@ def on_host(found: Any, stream: int | None) -> Array:
 
 @lru_cache(256)
 def _way_to_look(kind: type) -> Callable[[Any], Found | None] | None:
-    """At values of this class, which is none of Python's and numpy's own; None if they are not arrays."""
+    """At values of this class; None if they are not arrays."""
+    if issubclass(kind, np.ndarray):
+        return _of_numpy
+    if issubclass(kind, np.generic):
+        return _of_scalar
+    if kind in (bytes, bytearray):
+        return _of_bytes
+    if kind is memoryview:
+        return _of_view
     if issubclass(kind, dict | list | tuple | str | int | float | complex | type(None)):
         return None
     if tensors.is_tensor(kind):
@@ -69,6 +66,19 @@ def _way_to_look(kind: type) -> Callable[[Any], Found | None] | None:
     if issubclass(kind, _CARRY_MORE) or any(map(tensors.is_tensor, kind.__mro__)):
         return None
     return _of_dlpack if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__") else _of_buffer
+
+
+def _of_numpy(value: Array) -> Found | None:
+    return _of_array(value, Kind.ARRAY)
+
+
+def _of_scalar(value: np.generic) -> Found | None:
+    plain = kind_of(value.dtype) in _SCALAR_KINDS and type(value) is value.dtype.type
+    return (np.asarray(value), Kind.SCALAR, describe_dtype(value.dtype)) if plain else None
+
+
+def _of_bytes(value: bytes | bytearray) -> Found | None:
+    return np.frombuffer(value, np.uint8), Kind.BYTES if type(value) is bytes else Kind.BYTEARRAY, _BYTE
 
 
 def _of_view(value: memoryview) -> Found | None:

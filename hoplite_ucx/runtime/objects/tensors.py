@@ -27,6 +27,7 @@ _SAME_AS_NUMPY = (
     "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 _NOT_IN_NUMPY = tuple(name for name in EXTENSIONS if name.startswith(("bfloat16", "float8")))
+_TENSOR = Kind.TORCH
 _IN_BAND = 512
 """Tensors up to this many bytes are a part of the pickle that they are in."""
 
@@ -62,11 +63,11 @@ def is_tensor(kind: type) -> bool:
 def found(tensor: Any) -> tuple[Any, Kind, str] | None:
     """As `leaves.as_leaf`: None, if it is not dense."""
     torch = sys.modules["torch"]
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+    dtype, on_host = _dtypes_of(torch).stored.get(tensor.dtype), tensor.is_cpu
+    if tensor.layout is not torch.strided or tensor.is_nested or (dtype is None and tensor.is_quantized):
         return None
-    if tensor.is_meta:
+    if not on_host and tensor.is_meta:
         raise _without_data()
-    dtype = _dtypes_of(torch).stored.get(tensor.dtype)
     if dtype is None:
         what = f"a tensor of {tensor.dtype}, which nobody else knows and torch itself cannot pickle,"
         raise UnfitError(what, "put another view of it, such as view(torch.uint8)")
@@ -74,7 +75,7 @@ def found(tensor: Any) -> tuple[Any, Kind, str] | None:
         _check_memory(tensor)
     except RuntimeError as error:  # inside of vmap, for example, there are tensors without memory
         raise UnfitError(f"a tensor that cannot be read ({error})", "put a plain tensor") from error
-    return tensor if tensor.is_cpu else tensor.detach(), Kind.TORCH, dtype[0]
+    return tensor if on_host else tensor.detach(), _TENSOR, dtype[0]
 
 
 def on_host(tensor: Any) -> Array:
@@ -88,20 +89,24 @@ def on_host(tensor: Any) -> Array:
     return array
 
 
+def address(tensor: Any) -> int:
+    """Where its bytes lie as they are stored; 0 if they do not, or are on a device."""
+    plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+    return int(tensor.data_ptr()) if plain else 0
+
+
 def _without_data() -> UnfitError:
     return UnfitError("a meta tensor, which has no data,", "give it data first, with to_empty(device=...) for example")
 
 
 def _check_memory(tensor: Any) -> None:
     """Numpy would read beyond the end."""
-    if not tensor.numel():
+    count = tensor.numel()
+    if not count:
         return
-    last = tensor.storage_offset() + (
-        tensor.numel() - 1
-        if tensor.is_contiguous()
-        else sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-    )
-    if (last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes():
+    if not tensor.is_contiguous():
+        count = 1 + sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if (tensor.storage_offset() + count) * tensor.itemsize > tensor.untyped_storage().nbytes():
         what = f"a tensor of {list(tensor.shape)} whose memory was freed"
         raise UnfitError(what, "put it before its storage is resized, or gather its shards first")
 
@@ -119,10 +124,7 @@ def are_tied(one: Any, other: Any) -> bool:
 def on_memory(leaf: Leaf, memory: memoryview, copy: bool = False) -> Any:
     """A leaf as a tensor, on this memory, which is to be writable, or on its own. Raises `UnfitError`."""
     torch = _imported()
-    known = _dtypes_of(torch).made.get(leaf.dtype) if isinstance(leaf.dtype, str) else None
-    if known is None:
-        raise UnfitError(f"{dtype_name(leaf.dtype)}, which torch {torch.__version__} does not have", 'use like="numpy"')
-    dtype, meant = known
+    dtype, meant = _made(torch, leaf)
     if 0 in leaf.shape:
         array = np.empty(leaf.shape, dtype)
     else:
@@ -131,6 +133,26 @@ def on_memory(leaf: Leaf, memory: memoryview, copy: bool = False) -> Any:
             array = array.copy("K")
     tensor = torch.from_numpy(array)
     return tensor if meant is None else tensor.view(meant)
+
+
+def on_device(leaf: Leaf, array: Callable[[np.dtype[Any]], Any]) -> Any:
+    """A leaf as a tensor on a device. `array` makes one of CuPy with that dtype, on whose memory it lies. Raises
+    `UnfitError`."""
+    torch = _imported()
+    dtype, meant = _made(torch, leaf)
+    if not torch.cuda.is_available():
+        what = f"a tensor, and torch {torch.__version__} has no CUDA here"
+        raise UnfitError(what, 'install a torch that has CUDA, or use like="cupy"')
+    tensor = torch.from_dlpack(array(dtype))
+    return tensor if meant is None else tensor.view(meant)
+
+
+def _made(torch: Any, leaf: Leaf) -> tuple[np.dtype[Any], Any]:
+    """Numpy's dtype for a tensor's memory, and torch's if numpy's only stands for it."""
+    known = _dtypes_of(torch).made.get(leaf.dtype) if isinstance(leaf.dtype, str) else None
+    if known is None:
+        raise UnfitError(f"{dtype_name(leaf.dtype)}, which torch {torch.__version__} does not have", 'use like="numpy"')
+    return known
 
 
 def description(dtype: Any) -> str | None:

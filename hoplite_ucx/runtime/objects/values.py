@@ -7,6 +7,7 @@ read-only, are on the same memory, mapped so that other processes do not see wha
 """
 
 import copyreg
+import ctypes
 import importlib
 import io
 import pickle
@@ -58,6 +59,8 @@ from hoplite_ucx.transports.shm import writable
 PIECE = 2 << 20
 """A put is copied in pieces of about this size; receivers of the object get them one by one."""
 
+_TOLD = PIECE * 7 // 8
+"""Whoever copies hears of this much at a time, and tells others, which costs more than to copy a small leaf."""
 _SMALL = 4096
 """An array up to this size is copied in one go."""
 _MAX_SMALL_LEAVES = 256
@@ -96,20 +99,33 @@ class Encoded:
             return
         told = 0
         for done in self._copy(memory):
-            if done - told >= PIECE // 2 and done < self.size:
+            if done - told >= _TOLD and done < self.size:
                 yield done
                 told = done
         if self.size:
             yield self.size
 
     def _copy(self, memory: memoryview) -> Iterator[int]:
+        """Nothing is done for each leaf that is not needed: there may be many."""
+        whole: Array = np.frombuffer(memory, np.uint8)
+        begin = whole.ctypes.data
+        told = 0
         for leaf, found in zip(self.leaves, self.arrays, strict=True):
-            array = _on_host(leaf, found, self.stream)
-            if array.nbytes <= _SMALL:
-                memory[leaf.offset : leaf.offset + array.nbytes] = array.tobytes("F" if leaf.fortran else "C")
-                yield leaf.offset + array.nbytes
+            offset = leaf.offset
+            if leaf.kind is _TENSOR and (size := found.nbytes) <= PIECE and (source := tensors.address(found)):
+                ctypes.memmove(begin + offset, source, size)
             else:
-                yield from _copy_array(leaf, array, memory)
+                array = _on_host(leaf, found, self.stream)
+                size = array.nbytes
+                if size <= _SMALL:
+                    memory[offset : offset + size] = array.tobytes("F" if leaf.fortran else "C")
+                elif size <= PIECE and array.flags.c_contiguous:
+                    whole[offset : offset + size] = array.reshape(-1).view(np.uint8)
+                else:
+                    yield from _copy_array(leaf, array, memory)
+            if offset + size - told >= _TOLD:
+                yield offset + size
+                told = offset + size
         for offset, buffer in self.buffers:
             for start in range(0, len(buffer), PIECE):
                 piece = buffer[start : start + PIECE]
@@ -226,7 +242,8 @@ _DTYPES: dict[Kind, np.dtype[Any]] = {
     Kind.FLOAT: np.dtype("<f8"),
     Kind.COMPLEX: np.dtype("<c16"),
 }
-_ON_MEMORY = (*ARRAYS, Kind.MEMORYVIEW)
+_TENSOR = Kind.TORCH  # which takes a while to look up, as a member of its class
+_ON_MEMORY = (_TENSOR, *ARRAYS, Kind.MEMORYVIEW)
 """What is on shared memory when it comes back; everything else is always a copy."""
 
 
@@ -272,11 +289,14 @@ class Restoring:
 
     def leaf(self, leaf: Leaf, like: Kind | None = None) -> Any:
         """Raises `UnfitError` for what cannot be had here."""
-        packing = _PACKINGS.get((leaf.kind, leaf.dtype, leaf.shape)) if leaf.kind in _DTYPES else None
-        if packing is not None:
-            return packing.unpack_from(self._memory, leaf.offset)[0]
-        kind = like if like is not None and leaf.kind in ARRAYS else leaf.kind
-        if kind is Kind.TORCH:
+        kind = leaf.kind
+        if kind is not _TENSOR and kind in _DTYPES:
+            packing = _PACKINGS.get((kind, leaf.dtype, leaf.shape))
+            if packing is not None:
+                return packing.unpack_from(self._memory, leaf.offset)[0]
+        if like is not None and kind in ARRAYS:
+            kind = like
+        if kind is _TENSOR:
             return self.tensor(leaf)
         array = self.array(leaf)
         if kind is Kind.CUPY:
@@ -368,7 +388,7 @@ class _Walk:
         if found is None:
             return self.inner(value, depth)
         array, kind, description = found
-        if kind is Kind.TORCH and (number := self._tied(array)) is not None:
+        if kind is _TENSOR and (number := self._tied(array)) is not None:
             return number
         return self._leaf(array, kind, description, tuple(array.shape), array.itemsize, array.nbytes)
 
@@ -379,7 +399,6 @@ class _Walk:
                 raise _NotATreeError(
                     f"a tree with more than {_MAX_SMALL_LEAVES} numbers, which are not in arrays,", somewhere=False
                 )
-        self._count()
         offset = aligned(self.end, itemsize if not shape and itemsize in _SIZES_OF_NUMBERS else ALIGNMENT)
         self.leaves.append(Leaf(dtype, shape, _is_fortran(array), offset, kind))
         self.arrays.append(array)
@@ -398,7 +417,6 @@ class _Walk:
 
     def inner(self, value: object, depth: int = 0) -> Node:
         """What holds others; it is not a leaf."""
-        self._count()
         if depth > MAX_DEPTH:
             raise _NotATreeError(f"a tree of more than {MAX_DEPTH} levels", somewhere=False)
         kind = type(value)
@@ -416,11 +434,13 @@ class _Walk:
         return NamedTupleNode(fields, children, kind.__module__, kind.__qualname__)
 
     def _dict(self, value: dict[Any, object], depth: int) -> Node:
-        for key in value:
-            if not _is_plain_key(key):
-                raise _NotATreeError(f"a dict with {_a(key)} as a key")
         given = list(value)
-        keys = sorted(given, key=_rank)
+        only_text = set(map(type, given)) == {str}
+        if not (only_text and all(map(str.isascii, given))):  # which nearly all are
+            for key in given:
+                if not _is_plain_key(key):
+                    raise _NotATreeError(f"a dict with {_a(key)} as a key")
+        keys = sorted(given) if only_text else sorted(given, key=_rank)
         order = None
         if keys != given:
             places = {key: place for place, key in enumerate(keys)}
@@ -434,19 +454,17 @@ class _Walk:
     def _children(
         self, values: Sequence[object], depth: int, step: Callable[[int], Step] = "[{}]".format
     ) -> tuple[Node, ...]:
-        children = []
-        for index, value in enumerate(values):
-            try:
-                children.append(self.node(value, depth + 1))
-            except (_NotATreeError, UnfitError) as error:
-                error.path.append(step(index))
-                raise
-        return tuple(children)
-
-    def _count(self) -> None:
-        self._nodes += 1
+        self._nodes += len(values)
         if self._nodes > _MAX_NODES:
             raise _NotATreeError(f"a tree of more than {_MAX_NODES} parts", somewhere=False)
+        children: list[Node] = []
+        try:
+            for value in values:
+                children.append(self.node(value, depth + 1))  # noqa: PERF401 - so many were right, if one is not
+        except (_NotATreeError, UnfitError) as error:
+            error.path.append(step(len(children)))
+            raise
+        return tuple(children)
 
 
 def _rank(key: str | int) -> tuple[bool, str | int]:

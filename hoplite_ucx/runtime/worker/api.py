@@ -6,6 +6,7 @@ Problems that only show where the objects are, are reported from there.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
@@ -22,6 +23,7 @@ from hoplite_ucx.runtime.worker.calls import AS_IT_WAS, Library, Wish, value_of,
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
     REJOIN_SECONDS,
+    check_path,
     check_seconds,
     check_stream,
     check_timeout,
@@ -66,6 +68,7 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str:
+        """What tells this cluster from others: the same for all its processes, also after its directory restarts."""
         return self._of.client.greeting.cluster
 
     @property
@@ -75,6 +78,7 @@ class Cluster:
 
     @property
     def is_open(self) -> bool:
+        """Whether this process is in the cluster: it joined, and has not left."""
         return self._of.attachment is not None
 
     def rejoin(self, *, timeout: float = REJOIN_SECONDS, agent: str | None = None) -> None:
@@ -134,7 +138,8 @@ class Cluster:
         copied behind what computes them on the current stream, or on `stream`: one of CuPy or torch, or its pointer.
 
         Raises `StoreFullError` if there is no room for it in time, and `ObjectDeletedError` if the ref was deleted a
-        short while ago.
+        short while ago. The `timeout` covers the whole call: waiting for room in the store, copying, and the
+        directory's answer.
 
         Processes of this host see the object as soon as `put` returns. Other hosts see it when the directory knows of
         it, about one message later. While the directory does not answer, a put waits for it, and raises
@@ -159,7 +164,8 @@ class Cluster:
         """Store all of these values, and return their refs in order; `refs` gives names made before.
 
         Small objects are put many at a time, in a fraction of the time of one `put` each. If one cannot be put, the
-        error says which; objects that were put under fresh refs are deleted again. Raises what `put` raises.
+        error says which; objects that were put under fresh refs are deleted again. Raises what `put` raises. The
+        `timeout` covers all of them together.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
@@ -230,8 +236,9 @@ class Cluster:
 
         A get waits for an object that does not exist yet; `timeout=None` waits as long as the object can still come.
 
-        With `device`, the number of a CUDA device, arrays are those of CuPy on it, on memory that is shared too: a
-        kernel that writes to one loses the CUDA context of this process. With `copy=True` or `out` they are the
+        With `device`, the number of a CUDA device, arrays are on it: tensors where tensors were put, and else arrays of
+        CuPy. Their memory is shared too, and **nobody may write to it**, to tensors neither: a kernel that does loses
+        the CUDA context of this process. With `copy=True` or `out`, which is then on that device, they are the
         program's own.
 
         Raises `GetTimeoutError` if the object has not arrived in time, `ObjectDeletedError` if it was deleted,
@@ -240,15 +247,15 @@ class Cluster:
         carried out.
 
         `timeout=0` asks once, and does not wait for a producer: an object that is complete on some node is fetched
-        (within 300 s), anything else raises `GetTimeoutError` at once. Any other `timeout` includes the transfer. The
-        error says what is known: that no node has the object, how much of it has arrived, or that the directory does
-        not answer, and for how long; to learn this, a call may take up to 0.75 s longer than its `timeout`.
+        (within 300 s), anything else raises `GetTimeoutError` at once. Any other `timeout` covers the whole call:
+        waiting for the object to be put or reduced, and its transfer; of several refs, all together. The error says
+        what is known: that no node has the object, how much of it has arrived, or that the directory does not answer,
+        and for how long; to learn this, a call may take up to 0.75 s longer than its `timeout`.
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
         if device is not None:
-            device_gets.check_options(like, progress)
-            return device_gets.get_on(ours, ref, device, copy, out, seconds)
+            return device_gets.get_on(device, ref, copy, like, out, progress)(ours, seconds)
         if isinstance(ref, ObjectRef):
             wish = wish_of(copy, like, out, progress)
             return value_of(ref, *ours.get_one(ref.binary, seconds), wish)
@@ -256,8 +263,8 @@ class Cluster:
         return _get(ours, refs, seconds, [wish_of(copy, like, each, progress) for each in list_of_outs(out, len(refs))])
 
     def gather(self, refs: Sequence[ObjectRef], *, timeout: float | None = DEFAULT_TIMEOUT) -> list[Any]:
-        """The values of all refs, in order; all are fetched at the same time. `timeout` and errors are those of
-        `get`."""
+        """The values of all refs, in order; all are fetched at the same time. `timeout` is that of `get`. Raises what
+        `get` raises, for the first ref that has failed."""
         ours = self._of.client
         seconds = check_timeout(timeout)
         given = list_of_refs(refs)
@@ -285,7 +292,7 @@ class Cluster:
         """What the cluster knows of an object, or of each of several: see `ObjectInfo`.
 
         It does not wait for an object that does not exist yet, only for the directory's answer; for a ref that was
-        never put, it says so. Raises `GetTimeoutError` if the directory does not answer in time.
+        never put, it says so. Raises `GetTimeoutError` if the directory does not answer within the `timeout`.
         """
         known = self._of.client.carry_out(calls.info(refs, timeout))
         return known[0] if isinstance(refs, ObjectRef) else known
@@ -295,8 +302,8 @@ class Cluster:
     ) -> Iterator[ObjectRef]:
         """The refs one by one, as each is ready, or has failed: a get of it then returns at once.
 
-        A ref that is given twice comes once. Raises `GetTimeoutError` when the time is over, counted from this call,
-        and some are not ready.
+        A ref that is given twice comes once. Raises `GetTimeoutError` if some are not ready when the `timeout` is over.
+        It counts from this call.
         """
         completed = calls.Completed(refs, timeout)
         client = self._of.client
@@ -311,7 +318,8 @@ class Cluster:
         """Delete objects everywhere, and cancel reductions. Arrays that came from `get` stay valid.
 
         For a while gets and puts of these refs raise `ObjectDeletedError`. Deleting a ref that was never put is not an
-        error. The `timeout` is for the directory's answer, which has at least 0.75 s: `timeout=0` deletes too.
+        error. The `timeout` is for the directory's answer, which has at least 0.75 s: `timeout=0` deletes too. Raises
+        `GetTimeoutError` if the directory does not answer; the objects may be deleted nevertheless.
         """
         self._of.client.carry_out(calls.delete(refs, timeout))
 
@@ -319,7 +327,8 @@ class Cluster:
         """Have these objects deleted when this process leaves the cluster or ends, however it ends.
 
         The host's agent does it, so that a kill -9 leaves nothing behind. The refs may be put later, and by others. If
-        the agent itself is killed, copies on other hosts stay.
+        the agent itself is killed, copies on other hosts stay. The `timeout` is for the agent's answer. Raises
+        `GetTimeoutError` without one.
         """
         self._of.client.carry_out(calls.own(refs, timeout))
 
@@ -345,8 +354,9 @@ class Cluster:
         contributor. The arithmetic is numpy's in the sources' own dtype, so sums may overflow without an error: `uint8`
         sums from 256 up, and those of Python's ints, which are reduced as int64, beyond 63 bits.
 
-        Raises `ObjectDeletedError` if the target's ref was deleted a short while ago. Problems with the objects show
-        when they exist: then a get of the result raises the error.
+        Raises `ObjectDeletedError` if the target's ref was deleted a short while ago, and `GetTimeoutError` if the
+        directory does not answer in time. Problems with the objects show when they exist: then a get of the result
+        raises the error.
         """
         return self._reduce(refs, op, count, ref, timeout, everywhere=False)
 
@@ -359,7 +369,8 @@ class Cluster:
         ref: ObjectRef | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> ObjectRef:
-        """Like `reduce`, for a result that every host with a source will get. Raises what `reduce` raises."""
+        """Like `reduce`, for a result that every host with a source will get: large ones are combined in stripes, along
+        a ring. `timeout` is that of `reduce`. Raises what `reduce` raises."""
         return self._reduce(refs, op, count, ref, timeout, everywhere=True)
 
     def _reduce(
@@ -378,11 +389,11 @@ class Cluster:
         return note_made(self._of, ours.carry_out(asking))
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = DEFAULT_TIMEOUT) -> list[ObjectRef]:
-        """The sources that went into a reduction's result, in the order they were chosen. Waits for the decision; with
-        `timeout=0` it only asks the directory whether there is one.
+        """The sources that went into a reduction's result, in the order they were chosen. Waits up to `timeout` seconds
+        for the decision; with `timeout=0` it only asks the directory whether there is one.
 
-        Raises `InvalidRequestError` if the ref is not the result of a reduction, `ObjectDeletedError` if it was
-        deleted, and the reduction's own error if it failed.
+        Raises `GetTimeoutError` if nothing is decided in time, `InvalidRequestError` if the ref is not the result of a
+        reduction, `ObjectDeletedError` if it was deleted, and the reduction's own error if it failed.
         """
         return self._of.client.carry_out(calls.contributors(ref, timeout))
 
@@ -401,16 +412,25 @@ class Cluster:
 
         With `device`, the array is one of CuPy on that device, and is copied into the store there when it is sealed:
         memory of a device cannot be protected from later writes.
+
+        Raises what `put` raises; without room or with a ref that was deleted, here and not at the end. The `timeout`
+        covers waiting for room here and the answers to what the `Draft` does later, together. The time in which the
+        array is filled does not count.
         """
         return open_draft(self._of, shape, dtype, ref, timeout, device)
 
     def seal(self, draft: Draft) -> ObjectRef:
-        """Finish a put that `create` began, and return its ref. Raises what `put` raises."""
+        """Finish a put that `create` began, and return its ref. It has what is left of the timeout of `create`. Raises
+        what `put` raises, and `InvalidRequestError` if the draft was sealed or abandoned already."""
         return one_draft(draft).seal()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Delete on exit the objects that this thread or task put, reduced or sealed inside."""
+        """Delete on exit the objects that this thread or task put, reduced or sealed inside.
+
+        The exit raises what `delete` raises, after 300 s without an answer; if the block itself has raised, that error
+        stays. A cluster that was closed inside has nothing to delete.
+        """
         made: list[ObjectRef] = []
         try:
             with scopes.collect(self._of, made):
@@ -420,6 +440,31 @@ class Cluster:
                 self._delete_all(made)
             raise
         self._delete_all(made)
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Record what the cluster does while a block runs, and write it to a file that Perfetto and Chrome show.
+
+            with hoplite.trace("run.json"):
+                ...
+
+        All hosts are recorded: streams, slots, placements and waits, on one clock. The block begins when they record,
+        and it ends when the file is written. A trace ends by itself after an hour.
+
+        Raises `InvalidRequestError` if the file cannot be written, and `ClosedError` if the directory cannot be traced
+        (under TLS, a program needs the certificates of its host). A host that cannot be traced is named in the file.
+        """
+        from hoplite_ucx.runtime.launch.tracing import trace_of
+
+        recording = trace_of(self._of.attached, check_path("path", path))
+        recording.start()
+        try:
+            yield
+        except BaseException as error:
+            with scopes.failing_too(error, "the trace was not written"):
+                recording.finish()
+            raise
+        recording.finish()
 
     def _delete_all(self, made: list[ObjectRef], timeout: float = scopes.DELETE_SECONDS) -> None:
         if made and self.is_open:

@@ -8,6 +8,7 @@ the background until it is done or its `timeout` is over. A program does not wai
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextvars import copy_context
@@ -26,6 +27,7 @@ from hoplite_ucx.runtime.worker.calls import AS_IT_WAS, Library, Wish, value_of,
 from hoplite_ucx.runtime.worker.checks import (
     DEFAULT_TIMEOUT,
     REJOIN_SECONDS,
+    check_path,
     check_seconds,
     check_stream,
     check_timeout,
@@ -50,7 +52,11 @@ _large_puts = DaemonPool(32, "hoplite-put")
 
 
 class AsyncCluster:
-    """The calls of a `Cluster` for asyncio: its `aio`, or the result of `aio.connect`. Every loop may use it."""
+    """The calls of a `Cluster` for asyncio: its `aio`, or the result of `aio.connect`. Every loop may use it.
+
+    Arguments, timeouts and errors are those of the calls of the same name. Cancelling a task ends its call; a put of a
+    large object that is cancelled continues in the background until it is done or its `timeout` is over.
+    """
 
     def __init__(self, of: Membership) -> None:
         self._of = of
@@ -62,6 +68,7 @@ class AsyncCluster:
 
     @property
     def cluster_id(self) -> str:
+        """See `Cluster.cluster_id`."""
         return self._of.client.greeting.cluster
 
     @property
@@ -71,6 +78,7 @@ class AsyncCluster:
 
     @property
     def is_open(self) -> bool:
+        """See `Cluster.is_open`."""
         return self._of.attachment is not None
 
     async def rejoin(self, *, timeout: float = REJOIN_SECONDS, agent: str | None = None) -> None:
@@ -188,8 +196,7 @@ class AsyncCluster:
         here = self._here()
         seconds = check_timeout(timeout)
         if device is not None:
-            device_gets.check_options(like, progress)
-            work = partial(device_gets.get_on, here.client, ref, device, copy, out)
+            work = partial(device_gets.get_on(device, ref, copy, like, out, progress), here.client)
             return await _at_length(self._of, work, seconds)
         if isinstance(ref, ObjectRef):
             wish = wish_of(copy, like, out, progress)
@@ -324,6 +331,28 @@ class AsyncCluster:
                 await self._delete_all(made)
             raise
         await self._delete_all(made)
+
+    @contextlib.asynccontextmanager
+    async def trace(self, path: str | os.PathLike[str]) -> AsyncIterator[None]:
+        """See `Cluster.trace`."""
+        from hoplite_ucx.runtime.launch.tracing import trace_of
+
+        ours, where = self._of.attached, check_path("path", path)
+        recording = await _at_length(self._of, lambda _: trace_of(ours, where), None)
+        try:
+            await _at_length(self._of, lambda _: recording.start(), None)
+        except BaseException:  # a cancelled task: its thread goes on
+            recording.abandon()
+            raise
+        try:
+            yield
+        except BaseException as error:
+            recording.end()  # also if this task is cancelled once more, and nobody waits for the file
+            with scopes.failing_too(error, "the trace was not written"):
+                await _at_length(self._of, lambda _: recording.finish(), None)
+            raise
+        recording.end()
+        await _at_length(self._of, lambda _: recording.finish(), None)
 
     async def _delete_all(self, made: list[ObjectRef], timeout: float = scopes.DELETE_SECONDS) -> None:
         if made and self.is_open:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
 from hoplite_ucx.protocol.messages import MAX_DESCRIBED
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.objects import filling, on_device, values
 from hoplite_ucx.runtime.objects.filling import Progress
 from hoplite_ucx.runtime.objects.layouts import Kind
@@ -31,7 +31,7 @@ from hoplite_ucx.runtime.worker.checks import (
     optional_ref,
 )
 from hoplite_ucx.runtime.worker.object_info import ObjectInfo, info_of
-from hoplite_ucx.runtime.worker.refs import ObjectRef
+from hoplite_ucx.runtime.worker.refs import ObjectRef, name_of
 from hoplite_ucx.transports import shm
 
 _DELETED_AT_ONCE = 1000
@@ -155,9 +155,9 @@ def reduce(
         raise about(invalid("the target is one of the sources", "give the result a ref of its own"), target)
     names = tuple(source.binary for source in sources)
     is_near(target.binary)
-    yield Question(
-        lambda call, left: wire.ReduceRequest(call, target.binary, names, how, needed, left, everywhere), seconds
-    )
+    form = (target.binary, names, how, needed)
+    name = name_of(target.binary)
+    yield Question(lambda call, left: wire.ReduceRequest(call, *form, left, everywhere, name), seconds)
     return target
 
 
@@ -201,13 +201,23 @@ def value_of(ref: ObjectRef, memory: memoryview, layout: bytes, wish: Wish) -> A
         raise about(no_memory(error), ref) from error
 
 
-def value_on(ref: ObjectRef, memory: memoryview | Window, layout: bytes, device: int, copy: bool, out: Any) -> Any:
+def wish_on(device: int, copy: object, like: object, out: object, progress: object) -> Wish:
+    """The same for what is wanted on a device."""
+    wish = wish_of(copy, like, out, progress)
+    if wish.like is Kind.ARRAY:
+        raise invalid('like="numpy" and device= are both given, and numpy has no arrays on devices', "leave one out")
+    if wish.out is not None:
+        on_device.check_targets(wish.out, device)
+    return wish
+
+
+def value_on(ref: ObjectRef, memory: memoryview | Window, layout: bytes, device: int, wish: Wish) -> Any:
     """The value that was got, on a device."""
     try:
-        if out is not None:
-            on_device.fill_on(memory, layout, device, out)
-            return out
-        return on_device.decode_on(memory, layout, device, copy=copy)
+        if wish.out is not None:
+            on_device.fill_on(memory, layout, device, wish.out, wish.progress)
+            return wish.out
+        return on_device.decode_on(memory, layout, device, copy=wish.copy, like=wish.like)
     except HopliteError as error:
         raise about(error, ref) from error
 

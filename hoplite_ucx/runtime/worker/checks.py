@@ -101,6 +101,8 @@ def check_seconds(timeout: object) -> float:
 
 
 def check_count(count: object, available: int, what: str) -> int:
+    if not available:
+        raise invalid(f"the list of {what} is empty", "give at least one")
     if not is_whole(count) or not 1 <= (number := int(count)) <= available:
         raise invalid(
             f"count is {count!r}, and must be from 1 to the number of {what}, {available}", "correct the count"

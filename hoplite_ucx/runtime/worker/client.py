@@ -20,14 +20,15 @@ from typing import Any, Generic, TypeVar
 
 from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import ClosedError, Failure, FailureKind, HopliteError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.objects.kernels import Bytes
 from hoplite_ucx.runtime.objects.values import Encoded
-from hoplite_ucx.runtime.worker import device_memory
+from hoplite_ucx.runtime.worker import device_mapping
 from hoplite_ucx.runtime.worker.calls import Steps
 from hoplite_ucx.runtime.worker.checks import no_memory
 from hoplite_ucx.runtime.worker.connection import Connection, over
 from hoplite_ucx.runtime.worker.direct_lookup import Reader
+from hoplite_ucx.runtime.worker.refs import name_of
 from hoplite_ucx.runtime.worker.releases import Releases
 from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.wire.handshake import Identity
@@ -70,7 +71,7 @@ class Client:
         """How much later than the caller's time limit the agent's word may come: at the limit it asks the directory
         what it knows, and waits for the answer until it suspects the directory."""
         me = Identity(int.from_bytes(self._identity[:8]), b"", self.greeting.cluster.encode())
-        self.reader = Reader(me, self._directory_at)
+        self.reader = Reader(me, self.directory_at)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Views that outlive this object still write to it: after a close, the number could belong to the user's file.
         weakref.finalize(self, os.close, self._wake).atexit = False
@@ -129,7 +130,8 @@ class Client:
         device = b"" if small else encoded.placement()
         with _Calls(connection, {call}):
             left = self.left_until(deadline)
-            request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh, False, device)
+            name = "" if small else name_of(ref)
+            request = wire.PutRequest(call, ref, encoded.size, encoded.layout, data, left, fresh, False, device, name)
             connection.send_frames(self.with_releases(connection, call, request), deadline)
             if not small:
                 memory = self._space(connection, call, deadline)
@@ -158,7 +160,7 @@ class Client:
             call = connection.next_call()
             try:
                 left = self.left_until(deadline)
-                request = wire.PutRequest(call, ref, size, layout, None, left, by_hand=True)
+                request = wire.PutRequest(call, ref, size, layout, None, left, by_hand=True, name=name_of(ref))
                 connection.send_frames(self.with_releases(connection, call, request), deadline)
                 space = self._reply(connection, {call}, deadline)
                 assert isinstance(space, wire.Space)
@@ -218,6 +220,12 @@ class Client:
         assert isinstance(reply, wire.Report)
         return reply.status
 
+    def unused_for(self, seconds: float, timeout: float = 5.0) -> tuple[bytes, ...]:
+        """The refs of objects that nobody on this host has used for so long, or some of them."""
+        reply = self._ask(lambda call, _: wire.IdleRequest(call, seconds), timeout)
+        assert isinstance(reply, wire.References)
+        return reply.refs
+
     def is_answered(self) -> bool:
         """Whether the agent answers. For a stopped one it raises `GetTimeoutError`."""
         try:
@@ -229,7 +237,7 @@ class Client:
 
     # --- connections -------------------------------------------------------------------------------------------
 
-    def _directory_at(self) -> wire.DirectoryAt:
+    def directory_at(self) -> wire.DirectoryAt:
         reply = self._ask(lambda call, _: wire.DirectoryRequest(call), _DIRECTORY_SECONDS)
         assert isinstance(reply, wire.DirectoryAt)
         return reply
@@ -250,9 +258,11 @@ class Client:
 
     def _connect(self, among: "_Alive[Connection]", deadline: float | None = None) -> Connection:
         self.check_open()
-        remedy = self._background.remedy
+        remedy, quiet = self._background.remedy, self.greeting.quiet
         try:
-            connection = Connection(self._name, self._identity, background=False, deadline=deadline, remedy=remedy)
+            connection = Connection(
+                self._name, self._identity, background=False, deadline=deadline, remedy=remedy, quiet=quiet
+            )
         except HopliteError:
             self.check_open()  # meanwhile: it is not the agent's fault
             raise
@@ -347,7 +357,7 @@ class Client:
             fd = connection.take_fd()
             try:
                 if space.device:
-                    return device_memory.map_to_fill(fd, space)
+                    return device_mapping.map_to_fill(fd, space)
                 self._mine[space.backing] = shm.map_writable(fd, space.capacity)
             except OSError as error:
                 raise no_memory(error) from error
@@ -384,9 +394,9 @@ class Client:
             forks = self._releases.forks
             fd = connection.take_fd()
             try:
-                unmapped = device_memory.Unmapped(self._unmapped)
+                unmapped = device_mapping.Unmapped(self._unmapped)
                 self._releases.hold(reply.pin, forks, unmapped)
-                return device_memory.map_to_read(fd, reply, unmapped), reply.layout
+                return device_mapping.map_to_read(fd, reply, unmapped), reply.layout
             finally:
                 os.close(fd)
 

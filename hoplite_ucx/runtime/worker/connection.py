@@ -2,7 +2,7 @@
 
 A call has a moment at which its caller gives up, whatever it waits for: the greeting, sending, or the reply. An agent
 that misses this moment is late, which raises `GetTimeoutError`: it may be busy, or stopped for a while. A caller
-without such a moment learns within twice `QUIET` whether the agent still answers. An agent that is gone, or does not
+without such a moment learns within twice `quiet` whether the agent still answers. An agent that is gone, or does not
 answer a ping, raises `ClosedError`. The connection cannot be used after any of these.
 """
 
@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.local.remedies import start_again
+from hoplite_ucx.runtime.settings import ProcessSettings
 from hoplite_ucx.transports import shm
 
-QUIET = 10.0
+_USUAL = ProcessSettings()
 HURRY = 0.75
-"""The same for a caller that asks once (`timeout=0`): an agent that answers a ping may take longer for the rest."""
+"""As `quiet`, for a caller that asks once (`timeout=0`): an agent that answers a ping may take longer for the rest."""
 _LOOK_EVERY = 0.25
 _QUEUE_SECONDS = 0.25
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
@@ -47,10 +48,13 @@ class Connection:
         background: bool,
         deadline: float | None = None,
         remedy: str | None = None,
+        quiet: float = _USUAL.quiet,
     ) -> None:
-        """The remedy is for the error when the agent is gone; by default, how to start it again."""
+        """The remedy is for the error when the agent is gone; by default, how to start it again. After `quiet` seconds
+        without a word the agent is pinged; once it has greeted, after as many as it says."""
         self.remedy = remedy or "check whether it was killed, and start it again"
         self._ended = False
+        self.quiet = quiet
         try:
             self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
@@ -80,6 +84,7 @@ class Connection:
             sock.close()
             raise self._gone("the agent did not complete the handshake")
         self.greeting = greeting
+        self.quiet = greeting.quiet
         self.remedy = remedy or start_again(greeting)
 
     def fileno(self) -> int:
@@ -115,7 +120,7 @@ class Connection:
         """The next reply. A reply that has arrived counts, however late. Only two checks in a row without any data
         count as silence: this process itself may have been stopped meanwhile. An agent that was `asked` must answer at
         once. A `hurried` caller soon pings the agent."""
-        patience = HURRY if hurried else QUIET
+        patience = HURRY if hurried else self.quiet
         quiet_since = None
         pinged = time.monotonic() if asked else None
         while not self._replies:
@@ -188,12 +193,12 @@ class Connection:
 
     def _await_room(self, deadline: float | None) -> None:
         """Wait until the agent has read some of what was sent."""
-        patience = QUIET if deadline is None else min(QUIET, max(0.0, deadline - time.monotonic()))
+        patience = self.quiet if deadline is None else min(self.quiet, max(0.0, deadline - time.monotonic()))
         room = select.poll()
         room.register(self._sock, select.POLLOUT)
         if not room.poll(1e3 * patience):
             self.close()
-            raise self.silent() if patience == QUIET else late()
+            raise self.silent() if patience == self.quiet else late()
 
     def _read(self, flags: int = 0) -> bool:
         """Read what has arrived; False if nothing came for a moment."""

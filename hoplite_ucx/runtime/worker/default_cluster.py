@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from hoplite_ucx.runtime.host.memory import store_limit
+from hoplite_ucx.runtime.host.memory_limits import store_limit
 from hoplite_ucx.runtime.launch import cluster as clusters
 from hoplite_ucx.runtime.launch.cluster import Attachment
 from hoplite_ucx.runtime.launch.tokens import read_token_file
@@ -52,7 +52,7 @@ def init(
     several. The agent accepts its own user without a token; if a token is given, it must be the cluster's.
 
     Raises `InvalidRequestError` for invalid arguments, before anything is started, and `ClosedError` if there is no
-    such agent, or it does not answer.
+    such agent (after 2 s), it does not answer (5 s), or a private cluster does not start (15 s).
     """
 
     def attach() -> Attachment:
@@ -76,9 +76,9 @@ def connect(
 ) -> Cluster:
     """Another cluster for this process, besides that of `init`, with the same calls as methods.
 
-    The arguments and errors are those of `init`. Without an address (and without a `HOPLITE_ADDRESS` that was set from
-    outside) it starts a private cluster; processes started from here do not join it by themselves, but can connect to
-    its `address`.
+    The arguments are those of `init`, and so is what it raises. Without an address (and without a
+    `HOPLITE_ADDRESS` that was set from outside) it starts a private cluster; processes started from here do not join it
+    by themselves, but can connect to its `address`.
     """
     other = Membership("this cluster was closed", "call hoplite.connect() again")
     other.begin(_way_to(address, memory, agent, token, token_file, config))
@@ -86,17 +86,19 @@ def connect(
 
 
 def shutdown() -> None:
-    """Leave the cluster; an embedded one ends. Arrays that came from `get` stay valid. Harmless if there is none."""
+    """Leave the cluster; a private one ends. Arrays that came from `get` stay valid. Harmless if there is none. Raises
+    nothing."""
     membership.end()
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called in this process, and `shutdown` was not."""
+    """Whether `init` was called in this process, and `shutdown` was not. Raises nothing."""
     return membership.attachment is not None
 
 
 def cluster() -> Cluster:
-    """The cluster that this process joined with `init`: its address, its id, this host's agent."""
+    """The cluster that this process joined with `init`: its address, its id, this host's agent. Raises `ClosedError` if
+    it joined none."""
     client()  # or the error that there is none
     return default
 
@@ -126,7 +128,8 @@ def _way_to(
             raise invalid("agent= needs a cluster that already runs", "give its address= too")
         variables = {} if path is None else {CONFIG: os.path.abspath(path)}
         settings = check_settings(path, limit)
-        return partial(clusters.start_embedded, store_limit(settings.store.memory), secret, variables)
+        limit = store_limit(settings.store.memory)
+        return partial(clusters.start_embedded, limit, secret, variables, settings.processes)
     if memory is not None:
         raise invalid("memory= is only for a private cluster", "give it to `hoplite start --memory` instead")
     if config is not None:

@@ -23,7 +23,7 @@ from struct import Struct
 
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.protocol.lookups import MAX_ANSWER, QUESTION, Answer, Found, decode_answer, decode_incarnation
-from hoplite_ucx.runtime.local.wire import DirectoryAt
+from hoplite_ucx.runtime.local.worker_messages import DirectoryAt
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.wire.addresses import parse_address, tune
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
@@ -178,8 +178,8 @@ class Reader:
 
 def _dial(directory: DirectoryAt, me: Identity) -> socket.socket | None:
     """An authenticated session with the directory that the agent has joined, or a later one; None if there must be
-    none."""
-    if directory.address is None:
+    none: workers have no certificate."""
+    if directory.address is None or directory.tls:
         return None
     sock = socket.create_connection(parse_address(directory.address), timeout=_CONNECT_SECONDS)
     try:

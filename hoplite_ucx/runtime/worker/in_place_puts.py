@@ -45,6 +45,10 @@ class Draft:
 
         The bytes of an incomplete page are forwarded with the next ones, or at the end. Forwarded bytes are safe as
         after `seal`: later writes to them are not visible to others. If this fails, the draft is abandoned.
+
+        Raises `InvalidRequestError` for a number beyond the array, and for a draft that was sealed or abandoned;
+        `GetTimeoutError` if the agent does not answer in what is left of the timeout of `create`; `ClosedError` if the
+        agent is gone.
         """
         given: object = nbytes
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= self.array.nbytes:
@@ -64,6 +68,8 @@ class Draft:
         Views of it that were made before can still be written to, but other processes do not see that: these pages are
         private from now on. Only a child that was forked while the draft was open still shares the memory with others,
         and must not write to it after this.
+
+        Raises what `put` raises, and `InvalidRequestError` if it was sealed or abandoned already.
         """
         self._check_open()
         self._over = True
@@ -76,7 +82,8 @@ class Draft:
         return note_made(self._of, self.ref)
 
     def abort(self) -> None:
-        """Abandon it: nothing was put."""
+        """Abandon it: nothing was put. Receivers that have bytes of it already get `PutAbortedError`. Raises
+        nothing."""
         if not self._over:
             self._over = True
             if self._put is not None:

@@ -15,10 +15,10 @@ from math import inf
 from typing import Any, TypeAlias, TypeVar
 
 from hoplite_ucx.protocol.errors import HopliteError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.worker.calls import PutRun, Question, Steps, put_small
 from hoplite_ucx.runtime.worker.client import AT_ONCE, LONGEST_POLL, Client
-from hoplite_ucx.runtime.worker.connection import HURRY, PING, QUIET, Connection, late
+from hoplite_ucx.runtime.worker.connection import HURRY, PING, Connection, late
 from hoplite_ucx.runtime.worker.daemon_pool import DaemonPool
 
 R = TypeVar("R")
@@ -110,7 +110,7 @@ class LoopCalls:
     async def _opened(self, opening: "asyncio.Task[None]", deadline: float) -> None:
         while not opening.done():
             is_late = time.monotonic() >= deadline
-            await asyncio.wait([opening], timeout=max(_MOMENT, _until(deadline)))
+            await asyncio.wait([opening], timeout=max(_MOMENT, _until(deadline, self.client.greeting.quiet)))
             if is_late and not opening.done():  # the loop itself may have been held up, but not twice
                 raise late()
         try:
@@ -179,7 +179,7 @@ class _Session:
             self._send(self._client.with_releases(self.connection, call, request))
             # It is asked just now, and has the grace whenever that is.
             deadline = max(deadline, time.monotonic() + self._client.grace)
-            return await self._await(answer, deadline, HURRY if question.hurried else QUIET)
+            return await self._await(answer, deadline, HURRY if question.hurried else self.connection.quiet)
         finally:
             del self._calls[call]
             if answer.done():
@@ -213,7 +213,7 @@ class _Session:
         """Nothing has arrived for a while: ping the agent. Only an agent that was asked can be silent: for a caller in
         a hurry it is late, and in the end for all."""
         now = time.monotonic()
-        if self._pinged is not None and now - self._pinged >= QUIET:
+        if self._pinged is not None and now - self._pinged >= self.connection.quiet:
             self._fail(self.connection.silent())
         elif self._pinged is not None and now - self._pinged >= patience:
             raise late()
@@ -288,9 +288,9 @@ class _Session:
         return self._client.open_value(self.connection, reply) if isinstance(reply, wire.Value) else _NO_MEMORY
 
 
-def _until(deadline: float, patience: float = inf) -> float:
+def _until(deadline: float, patience: float) -> float:
     """How long to wait before checking a silent agent again."""
-    return max(0.0, min(QUIET, patience, deadline - time.monotonic()))
+    return max(0.0, min(patience, deadline - time.monotonic()))
 
 
 _of_loops: dict[tuple[asyncio.AbstractEventLoop, Client], LoopCalls] = {}

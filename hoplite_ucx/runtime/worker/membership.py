@@ -68,13 +68,18 @@ class Membership:
         return self._attachment if self._pid == os.getpid() else None
 
     @property
-    def client(self) -> Client:
+    def attached(self) -> Attachment:
+        """The attachment, or the error that there is none."""
         attachment = self._attachment
         if attachment is None:
             raise closed(self._absent, self._remedy)
         if self._pid != os.getpid():
             raise forked()
-        return attachment.client
+        return attachment
+
+    @property
+    def client(self) -> Client:
+        return self.attached.client
 
     def __reduce__(self) -> Any:
         raise invalid("a cluster cannot be pickled", "send its address, and connect() to it there")

@@ -11,10 +11,16 @@ __all__ = ["ObjectRef", "new_ref", "ref_for"]
 _NAMED = b"hoplite name"
 """Names are hashed for this purpose only, so that no other use of the hash gives the same refs."""
 
+_NAMES_KEPT = 4096
+_SHOWN = 200
+
+_names: dict[bytes, str] = {}
+"""The latest names of this process, as people are shown them. A ref does not contain its name."""
+
 
 def new_ref() -> ObjectRef:
     """A name for an object that does not exist yet: `put(value, ref=...)` creates the object, and gets of the ref wait
-    for that."""
+    for that. Raises nothing."""
     return ObjectRef(os.urandom(REF_BYTES))
 
 
@@ -30,4 +36,15 @@ def ref_for(name: str) -> ObjectRef:
         detail = f"a name must be a string, not a {type(given).__name__}"
         raise Failure(FailureKind.INVALID, detail, 'give one such as "weights"').exception()
     data = name.encode("utf-8", "surrogatepass")
-    return ObjectRef(hashlib.blake2b(data, digest_size=REF_BYTES, person=_NAMED).digest())
+    ref = hashlib.blake2b(data, digest_size=REF_BYTES, person=_NAMED).digest()
+    if ref not in _names:
+        shown = name if len(name) <= _SHOWN else name[:_SHOWN] + "…"
+        _names[ref] = shown.encode("utf-8", "backslashreplace").decode()
+        if len(_names) > _NAMES_KEPT:
+            _names.pop(next(iter(_names)), None)
+    return ObjectRef(ref)
+
+
+def name_of(ref: bytes) -> str:
+    """For people: the name that this process made the ref from, lately; empty if it did not."""
+    return _names.get(ref, "")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 
 _NOTHING: Mapping[int, int] = MappingProxyType({})
 

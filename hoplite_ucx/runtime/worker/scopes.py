@@ -40,12 +40,12 @@ def collect(of: Membership, made: list[ObjectRef]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failing_too(error: BaseException) -> Iterator[None]:
-    """The user's own error counts: if the deletion fails as well, a note says so."""
+def failing_too(error: BaseException, what: str = "the scope's objects could not be deleted") -> Iterator[None]:
+    """The user's own error counts: if the end of the block fails as well, a note says so."""
     try:
         yield
     except HopliteError as failed:
-        error.add_note(f"the scope's objects could not be deleted: {failed}")
+        error.add_note(f"{what}: {failed}")
 
 
 def note_made(of: Membership, ref: ObjectRef) -> ObjectRef:

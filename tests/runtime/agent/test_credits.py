@@ -15,6 +15,7 @@ from hoplite_ucx.transports.tcp.receiving import ReceivingLink
 from hoplite_ucx.transports.testing.conformance.tools import wait_until
 from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
 from tests.runtime.agent.test_slots import segment
+from tests.tools.waiting import HANG
 
 SIZE = 6 * RING
 GRANULE = 1 << 20
@@ -45,8 +46,8 @@ def test_credits_come_when_half_of_the_ring_is_used(monkeypatch: pytest.MonkeyPa
         sink = slot.sink(2)  # the second part would be received straight into the output
         receiver.transport.receive(1, sender.address, stream, sink, lambda *_: closed.set())
         sender.transport.serve(2, stream, segment(other), lambda: None, priority=Priority.OWN)
-        assert combined.wait(20)
-        assert closed.wait(20)
+        assert combined.wait(HANG)
+        assert closed.wait(HANG)
     combiner.close()
     assert np.array_equal(np.frombuffer(bytes(output.memory), np.float64), own + next_own + other)
     assert len(left) >= SIZE // RING

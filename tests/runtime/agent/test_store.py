@@ -15,6 +15,7 @@ import pytest
 from hoplite_ucx.runtime.agent.store import Segment, SegmentSink, Store
 from hoplite_ucx.runtime.settings import SMALL
 from hoplite_ucx.transports import shm
+from tests.tools.waiting import HANG
 
 SIZE = 1 << 20
 WORKER = b"w" * 16
@@ -159,20 +160,20 @@ def test_threads_may_write_while_memory_is_settled() -> None:
         over = threading.Event()
 
         def write(view: np.ndarray, over: threading.Event) -> None:
-            go.wait(20)
+            go.wait(HANG)
             while not over.is_set():
                 view += 1
 
         threads = [threading.Thread(target=write, args=(mine.array[start:], over)) for start in (0, SIZE // 2)]
         for thread in threads:
             thread.start()
-        go.wait(20)
+        go.wait(HANG)
         for end in range(0, SIZE + 1, 16 * page):
             mine.settle(end)
         final = memory.array.copy()
         over.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(HANG)
         assert np.array_equal(memory.array, final)
         memory.close()
 

@@ -18,7 +18,7 @@ from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.lookups import Absent, Answer, Found, decode_answer
 from hoplite_ucx.runtime.directory import lookup_sessions
 from hoplite_ucx.runtime.directory.server import DirectoryServer
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.shell.directory_status import STATUS
 from hoplite_ucx.runtime.worker import direct_lookup
 from hoplite_ucx.runtime.worker.client import Client

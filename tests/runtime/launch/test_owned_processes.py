@@ -14,6 +14,8 @@ import pytest
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, InvalidRequestError, ObjectDeletedError
+from hoplite_ucx.runtime.launch.owned_processes import OwnedProcess
+from hoplite_ucx.runtime.settings import ProcessSettings
 from tests.runtime.test_faults import alive, without_address
 from tests.tools.waiting import HANG, eventually
 
@@ -207,3 +209,40 @@ def test_an_agent_alone_does_not_wait_for_somebody_to_take_over(directory: hopli
     began = time.monotonic()
     agent.close(hand_over=10 * HANG)
     assert time.monotonic() - began < HANG
+
+
+def test_whoever_closes_a_process_returns_when_it_is_gone() -> None:
+    """Also the second of two threads, and one that was interrupted and closes again."""
+    may_end = threading.Event()
+
+    class Slow(OwnedProcess):
+        def __init__(self) -> None:
+            super().__init__("slow one", ProcessSettings())
+            self._start()
+
+        def _begin(self) -> None:
+            pass
+
+        def _watch(self) -> None:
+            while self._await(None, HANG):
+                pass
+
+        def _end(self) -> None:
+            may_end.wait(HANG)
+
+    process = Slow()
+    was_running: list[bool] = []
+
+    def close() -> None:
+        process.close()
+        was_running.append(process.running)
+
+    closing = [threading.Thread(target=close) for _ in range(2)]
+    for thread in closing:
+        thread.start()
+    eventually(lambda: process._closing)
+    closing[1].join(0.2)  # the second would return at once
+    may_end.set()
+    for thread in closing:
+        thread.join(HANG)
+    assert was_running == [False, False]

@@ -3,6 +3,7 @@
 import multiprocessing
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.errors import InvalidRequestError
+from hoplite_ucx.errors import ClosedError, InvalidRequestError
 from hoplite_ucx.runtime.launch import cluster, processes
+from hoplite_ucx.runtime.settings import ProcessSettings
 from hoplite_ucx.runtime.worker import default_cluster
 from tests.tools.waiting import HANG
 
@@ -31,7 +33,7 @@ def children() -> set[str]:
 
 
 def test_a_forked_child_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_STOP_SECONDS", HANG)
+    monkeypatch.setenv("HOPLITE_PROCESSES_STOP", f"{HANG}s")
     hoplite.init(memory=64 << 20)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
     child.start()
@@ -87,3 +89,25 @@ def test_a_signal_handler_may_shut_down_in_the_middle_of_init(monkeypatch: pytes
         signal.signal(signal.SIGUSR1, before)
     assert heard
     assert hoplite.get(hoplite.put(1), timeout=HANG) == 1
+
+
+def test_how_long_a_process_may_take_to_start_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_ready = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(processes, "module", lambda _: never_ready)
+    monkeypatch.setenv("HOPLITE_PROCESSES_START", "100ms")
+    with pytest.raises(ClosedError, match=r"not ready after 0.1 s.*HOPLITE_PROCESSES_START"):
+        hoplite.init(memory=64 << 20)
+
+
+def test_a_child_that_became_ready_while_this_process_was_paused_is_ready() -> None:
+    """As after ctrl-Z and `fg` while a cluster starts."""
+    with subprocess.Popen(["echo", "{}"], stdout=subprocess.PIPE) as ready:
+        ready.wait(HANG)
+        assert processes.await_ready("agent", ready, ProcessSettings(start=0.0)).report == {}
+
+
+def test_a_child_that_says_something_else_for_ever_is_given_up() -> None:
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as babbling:
+        with pytest.raises(ClosedError, match="it was not ready after"):
+            processes.await_ready("agent", babbling, ProcessSettings(start=0.05))
+        assert babbling.poll() is not None

@@ -12,7 +12,7 @@ from hoplite_ucx.cli import app
 from hoplite_ucx.errors import ClosedError, InvalidRequestError
 from hoplite_ucx.runtime.launch import cluster, inspection
 from hoplite_ucx.runtime.launch.inspection import local_agents
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from tests.tools.live import TOKEN, Live, live_cluster
 from tests.tools.silent_agents import silent_agents
 
@@ -35,7 +35,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(60)
 def test_init_does_not_wait_for_agents_of_other_clusters(live: Live) -> None:
     with silent_agents(20):
-        cluster.join(live.address, None).close()
+        joined = cluster.join(live.address, None)
+        assert joined.client.greeting.agent == live.hosts[0].agent.report["agent"]
+        joined.close()
 
 
 @pytest.mark.timeout(60)
@@ -46,6 +48,7 @@ def test_status_of_a_cluster_does_not_wait_for_agents_of_others(live: Live) -> N
     told = json.loads(done.stdout)
     assert [agent["agent"] for agent in told["agents"]] == [live.hosts[0].agent.report["agent"]]
     assert told["silent"] == []
+    assert told["agents"][0]["workers"] == 1, "the test's own client, and not the command that asks"
 
 
 @pytest.mark.timeout(60)

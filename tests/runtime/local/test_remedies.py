@@ -16,7 +16,7 @@ import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, InvalidRequestError, StoreFullError
 from hoplite_ucx.runtime.launch.tokens import own_file, read_token
 from hoplite_ucx.runtime.local import remedies
-from hoplite_ucx.runtime.local.wire import Greeting
+from hoplite_ucx.runtime.local.worker_messages import Greeting
 from hoplite_ucx.transports.wire.private_files import create_private
 from tests.runtime.launch.test_service import ENVIRONMENT, HOPLITE, run, service
 from tests.runtime.test_faults import children_of
@@ -77,6 +77,16 @@ def delete_as_told(error: StoreFullError) -> None:
 def test_a_full_store_of_a_programs_own_cluster() -> None:
     hoplite.init(memory=MEMORY)
     delete_as_told(fill())
+
+
+def test_idle_objects_are_deleted_though_larger_ones_are_in_use() -> None:
+    cluster = hoplite.init(memory=MEMORY)
+    used = hoplite.gather([hoplite.put(np.ones(1 << 20, np.uint8)) for _ in range(12)], timeout=60)
+    idle = [hoplite.put(np.ones(300_000, np.uint8)) for _ in range(3)]
+    done = run("delete", "--idle", "0s", "--address", cluster.address, "--agent", cluster.agent)
+    assert done.stdout == "deleted 3 objects\n", done.stderr
+    assert {known.state for known in hoplite.info(idle)} == {hoplite.ObjectState.DELETED}
+    assert all(array.all() for array in used)
 
 
 def test_a_full_store_of_a_started_cluster_with_two_agents_here() -> None:

@@ -1,7 +1,10 @@
 """The async twin: many calls on one loop, and how they end."""
 
 import asyncio
+import json
+import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,8 +14,10 @@ import uvloop
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from hoplite_ucx.errors import GetTimeoutError, InvalidRequestError, ObjectDeletedError
-from hoplite_ucx.runtime.worker import default_cluster, loop_calls
-from tests.tools.waiting import HANG
+from hoplite_ucx.runtime.launch import tracing
+from hoplite_ucx.runtime.worker import async_api, default_cluster, loop_calls
+from hoplite_ucx.runtime.worker.daemon_pool import DaemonPool
+from tests.tools.waiting import HANG, eventually
 
 pytestmark = pytest.mark.usefixtures("embedded")
 
@@ -136,3 +141,87 @@ def test_one_that_is_missing_fails_the_list() -> None:
         assert out[-1] == 3
 
     asyncio.run(main())
+
+
+def traces_run() -> bool:
+    return any(thread.name == "hoplite-trace" for thread in threading.enumerate())
+
+
+def test_a_trace_whose_task_is_cancelled_before_its_block_records_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to record for up to an hour."""
+    path = tmp_path / "run.json"
+    recording = threading.Event()
+
+    async def look_for_nodes(_: tracing.ClusterTrace) -> None:
+        recording.set()  # the directory records
+        await asyncio.sleep(HANG)
+
+    monkeypatch.setattr(tracing.ClusterTrace, "_look_for_nodes", look_for_nodes)
+
+    async def main() -> None:
+        async def trace(cluster: aio.AsyncCluster) -> None:
+            async with cluster.trace(path):
+                pytest.fail("the trace has not begun")
+
+        async with await aio.connect(memory="64MiB") as cluster:
+            tracing_it = asyncio.create_task(trace(cluster))
+            assert await asyncio.to_thread(recording.wait, HANG)
+            tracing_it.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tracing_it
+            await asyncio.to_thread(eventually, lambda: not traces_run(), HANG / 2)
+
+    asyncio.run(main())
+    assert not path.exists()
+
+
+def test_a_trace_whose_task_is_cancelled_twice_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time, the task waits for a thread on which it can wait for the file."""
+    path = tmp_path / "run.json"
+    pool, busy, release = DaemonPool(1, "test"), threading.Event(), threading.Event()
+
+    def block() -> None:
+        busy.set()
+        release.wait(HANG)
+
+    async def main() -> None:
+        inside = asyncio.Event()
+
+        async def trace(cluster: aio.AsyncCluster) -> None:
+            async with cluster.trace(path):
+                await cluster.put(np.ones(1 << 17))
+                monkeypatch.setattr(async_api, "_large_puts", pool)
+                pool.submit(block)
+                assert await asyncio.to_thread(busy.wait, HANG)
+                inside.set()
+                await asyncio.sleep(HANG)
+
+        async with await aio.connect(memory="64MiB") as cluster:
+            tracing_it = asyncio.create_task(trace(cluster))
+            await inside.wait()
+            tracing_it.cancel()
+            while pool._work.empty():  # it waits for the file, behind others
+                await asyncio.sleep(0.001)
+            tracing_it.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tracing_it
+            await asyncio.to_thread(eventually, lambda: not traces_run(), HANG / 2)
+            release.set()
+
+    asyncio.run(main())
+    assert json.loads(path.read_text())["traceEvents"]
+
+
+def test_a_trace_of_what_async_code_does(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+
+    async def main() -> None:
+        async with await aio.connect(memory="64MiB") as cluster, cluster.trace(path):
+            assert await cluster.get(await cluster.put(np.ones(1 << 17))) is not None
+
+    asyncio.run(main())
+    assert json.loads(path.read_text())["traceEvents"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hoplite_ucx.errors import InvalidRequestError
-from hoplite_ucx.runtime.worker.checks import check_array
+from hoplite_ucx.runtime.worker.checks import check_array, check_count
 
 
 class _Raising:
@@ -75,3 +75,9 @@ def test_what_is_not_a_dtype(dtype: Any) -> None:
 @pytest.mark.parametrize("shape", [3, (), [], (2, 3), [np.int32(2), 3], range(1, 4), np.array([2, 3]), (0, 5)])
 def test_shapes(shape: Any) -> None:
     assert check_array(shape, "f4").shape == np.empty(shape).shape
+
+
+@pytest.mark.parametrize("what", ["refs", "sources"])
+def test_an_empty_list_is_named_and_not_a_count_that_nobody_gave(what: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"the list of {what} is empty"):
+        check_count(0, 0, what)

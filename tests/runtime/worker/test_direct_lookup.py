@@ -11,7 +11,7 @@ import pytest
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.lookups import Absent, Answer, Found, encode, encode_incarnation
-from hoplite_ucx.runtime.local.wire import DirectoryAt
+from hoplite_ucx.runtime.local.worker_messages import DirectoryAt
 from hoplite_ucx.runtime.worker import direct_lookup as readers
 from hoplite_ucx.runtime.worker.direct_lookup import Reader
 from hoplite_ucx.transports.errors import TransportError

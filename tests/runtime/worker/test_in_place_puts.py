@@ -15,7 +15,7 @@ import pytest
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import ClosedError, InvalidRequestError, StoreFullError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.worker import client, default_cluster
 from hoplite_ucx.runtime.worker.connection import Connection
 from hoplite_ucx.transports import shm

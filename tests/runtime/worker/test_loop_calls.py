@@ -15,7 +15,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from hoplite_ucx.errors import ClosedError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.worker import default_cluster, loop_calls
 from hoplite_ucx.runtime.worker.connection import PING
 from tests.runtime.worker.test_async_api import Run, both_loops, under_way
@@ -32,6 +32,14 @@ def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     assert cluster is not None
     yield cluster.children[1].process.pid
     hoplite.shutdown()
+
+
+@pytest.fixture
+def hasty_cluster(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    """The same, where a program that hears nothing for a second asks whether the agent still runs."""
+    monkeypatch.setenv("HOPLITE_PROCESSES_QUIET", "1s")
+    agent: int = request.getfixturevalue("own_cluster")
+    return agent
 
 
 def waiting(count: int, timeout: float | None) -> list["asyncio.Task[Any]"]:
@@ -66,9 +74,9 @@ def test_open_calls_end_with_the_runtime(run: Run) -> None:
     run(main())
 
 
-def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_calls, "QUIET", 1.0)
-
+def test_an_agent_that_stops_is_noticed_without_a_time_limit(
+    hasty_cluster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         (get,) = waiting(1, timeout=None)
         (session,) = (await under_way(1))._sessions
@@ -84,21 +92,20 @@ def test_an_agent_that_stops_is_noticed_without_a_time_limit(own_cluster: int, m
         while session._pinged is not None:  # until it has answered
             await asyncio.sleep(0.01)
         assert not get.done()
-        os.kill(own_cluster, signal.SIGSTOP)
+        os.kill(hasty_cluster, signal.SIGSTOP)
         try:
             with pytest.raises(ClosedError, match="does not answer"):
                 await asyncio.wait_for(get, HANG)
         finally:
-            os.kill(own_cluster, signal.SIGCONT)
+            os.kill(hasty_cluster, signal.SIGCONT)
 
     asyncio.run(main())
 
 
 @both_loops
-@pytest.mark.usefixtures("own_cluster")
+@pytest.mark.usefixtures("hasty_cluster")
 def test_a_loop_that_was_held_up_blames_nobody(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_cluster.client(), "grace", 0.3)
-    monkeypatch.setattr(loop_calls, "QUIET", 1.0)
 
     async def main() -> None:
         refs = [await aio.put(np.full(1 << 16, index)) for index in range(20)]

@@ -12,7 +12,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from hoplite_ucx.errors import StoreFullError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.worker import client, default_cluster
 from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.connection import PING, Connection
@@ -78,6 +78,8 @@ def test_a_dropped_array_leaves_room_for_the_next_object(make: Callable[[], hopl
 
 @pytest.mark.usefixtures("cluster", "idle_janitor")
 def test_the_same_on_an_event_loop() -> None:
+    """There is room for one: a put that came before the release would raise `StoreFullError`."""
+
     async def main() -> None:
         ref = await aio.put(LARGE, timeout=20)
         for _ in range(ROUNDS):

@@ -392,6 +392,7 @@ class Reductions(Binding):
     def _fail(self, reduction: Reduction, failure: Failure) -> None:
         reduction.failure = failure
         self._world.tell(reduction.target, "failed: {}", failure.detail)
+        self._world.failed(reduction.target, failure)
         self._fail_waiters(reduction, failure)
         self._tear_down(reduction)
         reduction.record.waiting.clear()  # they were told

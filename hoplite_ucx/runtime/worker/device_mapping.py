@@ -6,7 +6,7 @@ from hoplite_ucx.gpu import segments
 from hoplite_ucx.gpu.driver import CudaError
 from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.protocol.errors import Failure, FailureKind, HopliteError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.objects.device_values import visible_devices
 
 

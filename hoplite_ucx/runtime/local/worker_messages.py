@@ -26,11 +26,13 @@ from hoplite_ucx.protocol.messages import (
     malformed,
 )
 from hoplite_ucx.protocol.settings import Seconds, Settings
+from hoplite_ucx.runtime.settings import ProcessSettings
 
-WIRE = 9
+WIRE = 11
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """The most refs in one request."""
+MAX_IDLE = 1000
 _LENGTH = struct.Struct("<I")
 
 Timeout: TypeAlias = Annotated[float, Meta(ge=0)] | None
@@ -56,7 +58,8 @@ class Hello(_Request, frozen=True):
 class PutRequest(_Request, frozen=True):
     """Small objects come with their bytes; for others the agent answers with memory to fill. `fresh`: the ref was made
     for this put, so no other put or delete of it can exist. `by_hand`: the user fills the memory and keeps it; its
-    descriptor is needed even if it is already mapped. `device`: the bytes are on this one, and memory there is best."""
+    descriptor is needed even if it is already mapped. `device`: the bytes are on this one, and memory there is best.
+    `name`: what the ref was made from, for people."""
 
     call: Number
     ref: Ref
@@ -67,6 +70,7 @@ class PutRequest(_Request, frozen=True):
     fresh: bool = False
     by_hand: bool = False
     device: DeviceId = b""
+    name: Text = ""
 
 
 class PutProgress(_Request, frozen=True):
@@ -126,6 +130,7 @@ class ReduceRequest(_Request, frozen=True):
     timeout: Timeout
     everywhere: bool = False
     """Every node that has a source will want the result."""
+    name: Text = ""
 
 
 class ContributorsRequest(_Request, frozen=True):
@@ -145,6 +150,13 @@ class StatusRequest(_Request, frozen=True):
 
     call: Number
     history: bool = False
+
+
+class IdleRequest(_Request, frozen=True):
+    """Asks which objects nobody here has used for so long. Not more than `MAX_IDLE` are named."""
+
+    call: Number
+    seconds: Annotated[float, Meta(ge=0)]
 
 
 class DirectoryRequest(_Request, frozen=True):
@@ -178,6 +190,7 @@ Request: TypeAlias = (
     | ContributorsRequest
     | DescribeRequest
     | StatusRequest
+    | IdleRequest
     | DirectoryRequest
     | Ping
     | Released
@@ -204,6 +217,8 @@ class Greeting(_Reply, frozen=True):
     """The cluster belongs to a program, and ends with it."""
     suspicion: Seconds = Settings().suspicion
     """The cluster's: how long the agent waits for the directory's word when a call's time is over."""
+    quiet: Seconds = ProcessSettings().quiet
+    """After so long without a word a worker asks whether the agent still runs."""
 
 
 def token_mark(token: bytes, cluster: str) -> bytes:
@@ -221,6 +236,7 @@ class Space(_Reply, frozen=True):
     known: bool
     pin: Number
     device: DeviceId = b""
+    name: Text = ""
 
 
 class Stored(_Reply, frozen=True):
@@ -238,6 +254,7 @@ class Value(_Reply, frozen=True):
     pin: Number = 0
     capacity: Bytes = 0
     device: DeviceId = b""
+    name: Text = ""
 
 
 class Ready(_Reply, frozen=True):
@@ -266,14 +283,16 @@ class Report(_Reply, frozen=True):
 
 
 class DirectoryAt(_Reply, frozen=True):
-    """How this worker can ask the directory itself; without an address, it should not. For the agent's own
-    user."""
+    """Where the directory is, and the token for it; no address as long as the agent has not joined it. For the agent's
+    own user."""
 
     call: Number
     address: Text | None
     token: Annotated[bytes, Meta(max_length=MAX_TEXT)] = b""
     incarnation: Number = 0
     """The incarnation of the directory that the agent has joined: one with a lower number has been replaced."""
+    tls: bool = False
+    """Whoever asks it needs a certificate."""
 
     def __repr__(self) -> str:
         return f"DirectoryAt({self.address}, incarnation {self.incarnation})"
