@@ -18,6 +18,7 @@ from distributed import Client
 import hoplite_ucx.dask as hoplite_dask
 from hoplite_ucx.bench.dask.hosts import END
 from hoplite_ucx.bench.harness.contents import Array, fill, matches
+from hoplite_ucx.bench.harness.json_lines import say
 from hoplite_ucx.bench.harness.timing import PAYLOAD
 from hoplite_ucx.dask import leases
 
@@ -110,10 +111,6 @@ def started() -> Iterator[Bench]:
         hoplite_dask.install(client, rate=PAYLOAD * plan.rate)
         yield Bench(client, plan)
     print(END, flush=True)  # noqa: T201
-
-
-def say(**report: Any) -> None:
-    print(json.dumps(report), flush=True)  # noqa: T201
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------

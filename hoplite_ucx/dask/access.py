@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from distributed import Future, Reschedule, get_worker
 
 import hoplite_ucx as hoplite
+from hoplite_ucx.adapters.known_objects import SLICE, Lost, get_known, is_known
 from hoplite_ucx.dask.decoded_values import values
 from hoplite_ucx.dask.leases import Lease, closed, lease_of
 from hoplite_ucx.dask.threads import in_thread
@@ -28,7 +29,6 @@ PLUGIN = "hoplite"
 LOST = "hoplite_lost"
 """The message that tells the scheduler's plugin of a loss."""
 RESULT_SECONDS = 300.0
-_SLICE = 5.0
 _ATTEMPTS = 3
 """So often an agent may be replaced while one call is made."""
 _POLL = 0.05
@@ -45,10 +45,6 @@ class Handle(Protocol):
 
     @property
     def future(self) -> Future: ...
-
-
-class Lost(Exception):  # noqa: N818 - an event within this package, not an error for users
-    """Every copy is gone."""
 
 
 def open_in_task(cluster_id: str, ref: bytes, key: Any, _anchor: Any = None) -> Any:
@@ -76,11 +72,10 @@ def lease_here(cluster_id: str) -> Lease:
 
 
 def lease_of_worker(worker: Any) -> Lease:
-    plugin = worker.plugins.get(PLUGIN)
-    if plugin is None:
+    lease: Lease | None = getattr(worker.plugins.get(PLUGIN), "lease", None)
+    if lease is None:
         detail = f"hoplite is not installed in the Dask worker {worker.address}"
         raise closed(detail, "call hoplite_ucx.dask.install(client), and see the worker's log")
-    lease: Lease = plugin.lease
     return lease
 
 
@@ -105,18 +100,12 @@ def on_agent(lease: Lease, call: Callable[[hoplite.Cluster], R]) -> R:
 
 
 def _fetch(cluster: hoplite.Cluster, ref: hoplite.ObjectRef, keep: Callable[[], None]) -> Any:
-    try:
-        while known := _known(cluster.info(ref)):
-            try:
-                value = cluster.get(ref, timeout=_SLICE)
-            except GetTimeoutError:
-                continue
-            if _is_pickled(known):
-                keep()
-            return value
-    except ObjectLostError:
-        pass
-    raise Lost
+    def look(found: ObjectInfo) -> None:
+        _check_remembered(found)
+        if _is_pickled(found):
+            keep()
+
+    return get_known(cluster, ref, look)
 
 
 def _await_another(lease: Lease, old: hoplite.Cluster) -> None:
@@ -126,13 +115,12 @@ def _await_another(lease: Lease, old: hoplite.Cluster) -> None:
         time.sleep(_POLL)
 
 
-def _known(found: ObjectInfo) -> ObjectInfo | None:
-    """None if it is lost. Of a reduction that has failed, a get says why."""
+def _check_remembered(found: ObjectInfo) -> ObjectInfo:
     if found.state is hoplite.ObjectState.DELETED:
         detail = "Dask has forgotten the future behind this handle, and the object was deleted"
         remedy = "keep the handle, or a future that depends on it, until the last task that takes it was submitted"
         raise Failure(FailureKind.DELETED, detail, remedy, found.ref.binary).exception()
-    return None if found.state is hoplite.ObjectState.UNKNOWN else found
+    return found
 
 
 def _is_pickled(found: ObjectInfo) -> bool:
@@ -156,10 +144,10 @@ async def result(shared: Handle, timeout: float | None) -> Any:
         lease = lease_of(shared.args[0])
         cluster = await lease.cluster_soon()
         try:
-            while _known(await cluster.aio.info(shared.ref)) is not None:
+            while is_known(_check_remembered(await cluster.aio.info(shared.ref, timeout=_left(ends)))):
                 try:
                     left = _left(ends)
-                    return await cluster.aio.get(shared.ref, timeout=_SLICE if left is None else min(left, _SLICE))
+                    return await cluster.aio.get(shared.ref, timeout=SLICE if left is None else min(left, SLICE))
                 except GetTimeoutError:
                     if ends is not None and time.monotonic() >= ends:
                         raise
@@ -170,8 +158,7 @@ async def result(shared: Handle, timeout: float | None) -> Any:
             if ends is not None and time.monotonic() >= ends:
                 raise
             continue
-        again = client.submit(_touch, shared, pure=False)
-        await asyncio.wait_for(again._result(), _left(ends))
+        await _done(client.submit(_touch, shared, pure=False), _left(ends))
 
 
 def _touch(_value: Any) -> None:
@@ -181,26 +168,39 @@ def _touch(_value: Any) -> None:
 async def contributors(shared: Handle, timeout: float | None) -> list[int]:
     if not shared._sources:
         raise closed("this handle is not the result of a reduction", "call contributors on what reduce returned")
+    ends = None if timeout is None else time.monotonic() + timeout
     await _anchor_of(shared, timeout)
     lease = lease_of(shared.args[0])
     cluster = await lease.cluster_soon()
     places = {source.ref: place for place, source in enumerate(shared._sources)}
-    return [places[ref] for ref in await cluster.aio.contributors(shared.ref, timeout=timeout)]
+    return [places[ref] for ref in await cluster.aio.contributors(shared.ref, timeout=_left(ends))]
 
 
 async def _anchor_of(shared: Handle, seconds: float | None) -> None:
     """Wait for the anchor; raises what made it fail."""
     try:
-        await asyncio.wait_for(shared.future._result(), seconds)
-    except TimeoutError:
-        detail = f"the tasks that make this object have not finished after {seconds:g} s"
-        failure = Failure(FailureKind.TIMEOUT, detail, "check them in Dask's dashboard, or give a longer timeout")
-        raise failure.exception() from None
+        await _done(shared.future, seconds)
     except HopliteError:  # for want of sources, perhaps: then what they raised says more
         for source in shared._sources:
             if source.future.status == "error":
                 await source.future._result()
         raise
+
+
+async def _done(future: Future, seconds: float | None) -> None:
+    """Wait for a task, and raise what it raised, be that a `TimeoutError` of the user's."""
+    if future.status == "finished":
+        return
+    result = asyncio.ensure_future(future._result())
+    try:
+        done, _ = await asyncio.wait([result], timeout=seconds)
+    finally:
+        result.cancel()  # harmless if it is done
+    if not done:
+        detail = f"the tasks that make this object have not finished after {seconds:g} s"
+        failure = Failure(FailureKind.TIMEOUT, detail, "check them in Dask's dashboard, or give a longer timeout")
+        raise failure.exception()
+    result.result()
 
 
 def _left(ends: float | None) -> float | None:

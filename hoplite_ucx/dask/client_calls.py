@@ -83,7 +83,8 @@ def broadcast(client: Client, value: Any, *, workers: Sequence[str] | None = Non
     With `prefetch`, every host has it when this returns (those of `workers`, by address or name, if they are given);
     without, a host gets it when the first of its tasks needs it. The value must not be changed before this returns.
 
-    Raises the errors of `hoplite_ucx.put`, such as `StoreFullError`, and the future's own exception.
+    Raises the errors of `hoplite_ucx.put`, such as `StoreFullError`, and the future's own exception; `ClosedError` if
+    hoplite is not installed in this client, or with `prefetch`, if a host cannot get the object.
     """
     return client.sync(_broadcast, client, value, None if workers is None else list(workers), prefetch)
 
@@ -113,7 +114,7 @@ async def _broadcast(client: Client, value: Any, workers: list[str] | None, pref
         await putting
         if fetching is not None:
             await fetching
-    except BaseException:
+    except BaseException:  # also if it is cancelled
         for task in (putting, fetching):
             if task is not None:
                 task.cancel()
@@ -157,7 +158,7 @@ def reduce(futures: Sequence[Future | Shared], op: str = "sum", count: int | Non
 
 
 def allreduce(futures: Sequence[Future | Shared], op: str = "sum", count: int | None = None) -> Any:
-    """Like `reduce`, for a result that tasks on every host with a source will take."""
+    """Like `reduce`, for a result that tasks on every host with a source will take. Raises what `reduce` raises."""
     return _begin_reduce(futures, op, count, everywhere=True)
 
 
@@ -183,9 +184,13 @@ async def _reduce(client: Client, futures: list[Future | Shared], op: str, count
     if len(set(refs)) != len(refs):
         raise invalid("a source is listed more than once", "give each source once")
     target = hoplite.new_ref()
-    cluster = await lease.cluster_soon()
-    begin = cluster.aio.allreduce if everywhere else cluster.aio.reduce
-    await begin(refs, op, count, ref=target)  # now: what is ready is combined while others are computed
+    if count < len(refs) or any(_future_of(future).status == "pending" for future in futures):
+        # Now: what is ready is combined while others are computed. If all are ready, the anchor begins. Dask runs the
+        # tasks that take the result where the anchor ran, so the tree ends there; and an allreduce that finds all its
+        # sources goes in stripes.
+        cluster = await lease.cluster_soon()
+        begin = cluster.aio.allreduce if everywhere else cluster.aio.reduce
+        await begin(refs, op, count, ref=target)
     shares = [source.future for source in sources]
     anchor = client.submit(
         anchors.reduce,
@@ -218,7 +223,8 @@ def _keep_until_decided(anchor: Future, sources: list[Shared]) -> None:
 
 def value_of(future: Future) -> OpenedResult:
     """The value behind a future whose task returned `share(...)`, as an argument of tasks:
-    `client.submit(use, value_of(future))` calls `use` with the value itself."""
+    `client.submit(use, value_of(future))` calls `use` with the value itself. Raises `InvalidRequestError` unless it is
+    given a future. If the future's task returned something else than `share(...)`, the task that takes it fails."""
     if not isinstance(future, Future):
         raise invalid(f"value_of needs a future, not a {type(future).__name__}", "give what client.submit returned")
     return OpenedResult.behind(future)

@@ -49,6 +49,7 @@ class Shared(_Inline):
 
     @property
     def ref(self) -> ObjectRef:
+        """Its name in the stores, for `hoplite_ucx.info` and other calls of a cluster."""
         return ObjectRef(self.args[1])
 
     @property
@@ -62,12 +63,14 @@ class Shared(_Inline):
 
     def result(self, timeout: float | None = access.RESULT_SECONDS) -> Any:
         """The value, in this process. On an async client, to be awaited. Raises the source's own exception if that
-        failed, `FutureCancelledError` if it cannot be made again, and `GetTimeoutError` after the `timeout`."""
+        failed, `FutureCancelledError` if it cannot be made again, and `GetTimeoutError` after the `timeout`, which
+        covers waiting for the sources, reducing and the transfer."""
         return self.future.client.sync(access.result, self, timeout)
 
     def contributors(self, timeout: float | None = access.RESULT_SECONDS) -> Any:
         """Of a reduction: which sources went in, by their place in the list that was given. On an async client, to be
-        awaited. Waits for the decision."""
+        awaited. Waits up to `timeout` seconds for the decision. Raises `GetTimeoutError` without one, and what `result`
+        raises."""
         return self.future.client.sync(access.contributors, self, timeout)
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -93,7 +96,8 @@ class SharedResult:
         """Of the task that made it: when Dask forgets that, the object is deleted."""
 
     def get(self) -> Any:
-        """The value. In a task, an object that was lost is made again: Dask runs its task and then this one."""
+        """The value. In a task, an object that was lost is made again: Dask runs its task and then this one. Raises the
+        errors of `hoplite_ucx.get`."""
         return access.open_in_task(self.cluster_id, self.ref, self.key)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -9,6 +9,7 @@ The keeper's socket has an abstract name, which only one process can bind: that 
 the keeper's program and loads no Dask.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -69,7 +70,7 @@ def _tell_error(listener: socket.socket, error: HopliteError) -> None:
     while (left := ends - time.monotonic()) > 0:
         if select.select([listener], [], [], left)[0]:
             lease, _ = listener.accept()
-            with lease:
+            with lease, contextlib.suppress(OSError):  # it may have gone meanwhile
                 lease.sendall(report)
 
 
@@ -85,24 +86,36 @@ def _serve(listener: socket.socket, agent: AgentProcess, terms: Terms) -> None:
     while True:
         ready = {fd for fd, _ in poll.poll(_LOOK * 1000)}
         if over in ready:
+            for lease in leases.values():
+                lease.close()
             return
         for fd in ready & leases.keys():  # a lease says nothing: this is its end
             poll.unregister(fd)
             leases.pop(fd).close()
         if listener.fileno() in ready:
             lease, _ = listener.accept()
-            if shm.peer_uid(lease) != os.getuid():
+            if _told(lease, report):
+                leases[lease.fileno()] = lease
+                poll.register(lease, select.POLLIN)
+            else:
                 lease.close()
-                continue
-            lease.sendall(report)
-            leases[lease.fileno()] = lease
-            poll.register(lease, select.POLLIN)
         if leases:
             idle_since, gone = time.monotonic(), 0
         elif not ready:
             gone = 0 if _has_directory(terms) else gone + 1
             if gone >= _GONE_LOOKS or time.monotonic() - idle_since >= _GRACE:
                 return
+
+
+def _told(lease: socket.socket, report: bytes) -> bool:
+    """Whether it belongs to this user, and is still there: a process may die as soon as it has connected."""
+    if shm.peer_uid(lease) != os.getuid():
+        return False
+    try:
+        lease.sendall(report)
+    except OSError:
+        return False
+    return True
 
 
 def _has_directory(terms: Terms) -> bool:

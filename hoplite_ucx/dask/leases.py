@@ -25,6 +25,8 @@ from hoplite_ucx.transports import shm
 JOIN_SECONDS = 30.0
 """For a keeper and an agent to start, on a busy machine too."""
 _PAUSE = 0.02
+_LAST = 0.5
+"""Seconds for a last question, if this process was paused until all time was over."""
 _RETRY = 1.0
 
 
@@ -33,6 +35,8 @@ class Lease:
         self.terms = terms
         self._owners: set[int] = set()
         self._changed = threading.Condition()
+        self._joining = threading.Lock()
+        """Held by whoever joins, so that nobody joins twice."""
         self._cluster: hoplite.Cluster | None = None
         self._held: socket.socket | None = None
         self._error: HopliteError | None = None
@@ -58,16 +62,14 @@ class Lease:
         return self._cluster
 
     def hold(self, owner: object) -> None:
+        """Returns when the agent is there. If it cannot be had, raises why, and the owner does not hold anything."""
         with self._changed:
-            first = not self._owners
             self._owners.add(id(owner))
-        if first:
-            try:
-                self._join()
-            except BaseException:
-                self.release(owner)
-                raise
-        _ = self.cluster  # also if another owner is joining: return when it is there, or raise why not
+        try:
+            self._join()
+        except BaseException:  # whatever it is: an owner that was not told that it holds a lease will not release it
+            self.release(owner)
+            raise
 
     def release(self, owner: object) -> None:
         """Harmless if the owner does not hold it. The last one leaves the cluster."""
@@ -84,10 +86,17 @@ class Lease:
             _end(held)
 
     def _join(self) -> None:
+        """Unless it has joined, or another thread does just now: then it waits for that one, and tries if that
+        failed."""
+        with self._joining:
+            if self._cluster is None:
+                self._reach_agent()
+
+    def _reach_agent(self) -> None:
         held, agent = _reach_keeper(self.terms)
         try:
             cluster = hoplite.connect(self.terms.address, agent=agent)
-        except BaseException:
+        except HopliteError:
             _end(held)
             raise
         with self._changed:
@@ -154,19 +163,27 @@ def _end(held: socket.socket) -> None:
 
 def _reach_keeper(terms: Terms) -> tuple[socket.socket, str]:
     """A connection to this host's keeper, and the name of its agent. Starts a keeper if there is none."""
+    try:
+        return _ask_or_start_keeper(terms)
+    except OSError as error:  # no process, or no descriptor
+        detail = f"this host's keeper of the hoplite agent could not be started or reached: {error}"
+        raise closed(detail, "raise this user's limits on processes and open files") from error
+
+
+def _ask_or_start_keeper(terms: Terms) -> tuple[socket.socket, str]:
     deadline = time.monotonic() + JOIN_SECONDS
     keeper: subprocess.Popen[bytes] | None = None
     while True:
         left = deadline - time.monotonic()
-        if left <= 0:
-            detail = f"this host's keeper of the hoplite agent did not answer within {JOIN_SECONDS:g} s"
-            raise closed(detail, "see the messages in this process's log, and this machine's load")
-        if (found := _ask_keeper(terms, left)) is not None:
+        if (found := _ask_keeper(terms, max(left, _LAST))) is not None:
             held, report = found
             if "error" in report:
                 _end(held)
                 raise closed(f"no hoplite agent could be started on this host: {report['error']}", report["remedy"])
             return held, str(report["agent"])
+        if left <= 0:
+            detail = f"this host's keeper of the hoplite agent did not answer within {JOIN_SECONDS:g} s"
+            raise closed(detail, "see the messages in this process's log, and this machine's load")
         if keeper is None or keeper.poll() is not None:
             keeper = _start_keeper(terms)
         time.sleep(_PAUSE)

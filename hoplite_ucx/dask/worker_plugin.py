@@ -23,7 +23,8 @@ class HopliteWorker(WorkerPlugin):
     name = access.PLUGIN
     idempotent = True
 
-    lease: Lease
+    lease: Lease | None = None
+    """None if it could not be had: Dask keeps a plugin whose setup failed."""
 
     async def setup(self, worker: Any) -> None:
         terms = Terms(**await getattr(worker.scheduler, scheduler_plugin.TERMS)())
@@ -33,15 +34,16 @@ class HopliteWorker(WorkerPlugin):
         worker.stream_handlers[scheduler_plugin.FORGET] = self.forget
 
     async def teardown(self, worker: Any) -> None:
-        await in_thread(self.lease.release, worker)
+        if self.lease is not None:
+            await in_thread(self.lease.release, worker)
 
     async def fetch(self, ref: bytes) -> str:
         """Into the host's store. Nothing is decoded."""
-        await in_thread(_fetch, self.lease, ref)
+        await in_thread(_fetch, self._held(), ref)
         return "OK"
 
     async def delete(self, refs: list[bytes]) -> str:
-        cluster = self.lease.joined()
+        cluster = self._held().joined()
         if cluster is None:
             return "this worker's agent is being replaced"
         try:
@@ -49,6 +51,10 @@ class HopliteWorker(WorkerPlugin):
         except HopliteError as error:  # another worker is asked
             return str(error)
         return "OK"
+
+    def _held(self) -> Lease:
+        assert self.lease is not None  # else there are no handlers
+        return self.lease
 
     def forget(self, refs: list[bytes], **_: Any) -> None:
         values.forget(refs)
@@ -63,6 +69,8 @@ def share(value: Any) -> SharedResult:
 
     The object lives for as long as Dask keeps the task's key, and is made again by running the task if it is lost. The
     next task receives the value if its argument is `value_of(future)`.
+
+    Raises the errors of `hoplite_ucx.put`, such as `StoreFullError`, and `ClosedError` outside a task.
     """
     try:
         worker = get_worker()

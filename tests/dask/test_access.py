@@ -1,11 +1,12 @@
 """Calls that meet an agent which has just died are made again with the next one."""
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from hoplite_ucx.dask import access
 from hoplite_ucx.dask.leases import Lease, closed
+from hoplite_ucx.dask.worker_plugin import HopliteWorker
 from hoplite_ucx.errors import ClosedError
 
 
@@ -42,3 +43,14 @@ def test_a_call_is_made_again_with_the_next_agent() -> None:
 def test_not_for_ever() -> None:
     with pytest.raises(ClosedError):
         made(Agents(True, True, True, False))
+
+
+def test_a_worker_whose_setup_failed_says_so() -> None:
+    """Dask keeps the plugin, and the error would be that it lacks an attribute."""
+
+    class Worker:
+        address = "tcp://here:1"
+        plugins: ClassVar = {access.PLUGIN: HopliteWorker()}
+
+    with pytest.raises(ClosedError, match="not installed in the Dask worker tcp://here:1"):
+        access.lease_of_worker(Worker())

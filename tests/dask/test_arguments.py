@@ -72,7 +72,7 @@ def test_reduce_of_the_first_that_are_ready(client: Any) -> None:
     from distributed import Event
 
     event = Event("let the straggler go", client=client)
-    straggler = client.submit(_after, event.name, SIZE, pure=False)
+    straggler = client.submit(tasks.make_after, event.name, SIZE, pure=False)
     others = [client.submit(tasks.make, SIZE, float(number), pure=False) for number in (1, 2)]
     handle = hoplite_dask.reduce([straggler, *others], count=2)
     assert client.submit(tasks.total, handle).result(HANG) == 3.0 * SIZE
@@ -84,19 +84,12 @@ def test_sources_go_in_though_the_program_drops_them_at_once(client: Any) -> Non
     from distributed import Event
 
     event = Event("let the sources go", client=client)
-    sources = [client.submit(_after, event.name, SIZE, pure=False) for _ in range(2)]
+    sources = [client.submit(tasks.make_after, event.name, SIZE, pure=False) for _ in range(2)]
     used = client.submit(tasks.total, hoplite_dask.reduce(sources, count=1))  # the result's handle is dropped here
     del sources
     gc.collect()
     event.set()
     assert used.result(HANG) == 100.0 * SIZE
-
-
-def _after(event: str, size: int) -> Any:
-    from distributed import Event
-
-    assert Event(event).wait(HANG)
-    return tasks.make(size, 100.0)
 
 
 def test_share_in_a_task(client: Any) -> None:

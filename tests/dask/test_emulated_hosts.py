@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
-from hoplite_ucx.cli.bench.dask import growth
+from hoplite_ucx.cli.bench.adapters import growth
+from hoplite_ucx.cli.bench.dask import LEFT
 
 LOOK: dict[str, Any] = {
     "objects": 0,
@@ -26,7 +27,7 @@ def bench(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_what_counts_as_grown() -> None:
-    assert growth(LOOK, LOOK) == []
+    assert growth(LOOK, LOOK, LEFT) == []
     more: dict[str, Any] = {
         **LOOK,
         "objects": 3,
@@ -34,7 +35,7 @@ def test_what_counts_as_grown() -> None:
         "descriptors": {"workers": 300, "agents": 110},
         "memory": {"workers": 900 << 20},
     }
-    assert growth(LOOK, more) == ["objects", "descriptors of workers", "memory of workers", "threads"]
+    assert growth(LOOK, more, LEFT) == ["objects", "descriptors of workers", "memory of workers", "threads"]
 
 
 @pytest.mark.long(reason="13 Dask clusters, one after the other")

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Event, wait
 
 import hoplite_ucx.dask as hoplite_dask
-from hoplite_ucx.errors import ClosedError, InvalidRequestError
+from hoplite_ucx.errors import ClosedError, GetTimeoutError, InvalidRequestError
 from tests.tools import dask_tasks as tasks
 from tests.tools.dask_cluster import dask_cluster
 from tests.tools.waiting import HANG, eventually
@@ -90,6 +91,24 @@ def test_a_source_that_fails(client: Any) -> None:
     neither = hoplite_dask.reduce([bad, client.submit(tasks.fail, 1, pure=False)], count=1)
     with pytest.raises(ZeroDivisionError, match="own exception"):
         neither.result()
+
+
+def test_a_source_that_raises_a_time_out_of_its_own(client: Any) -> None:
+    handle = hoplite_dask.broadcast(client, client.submit(tasks.time_out, pure=False))
+    with pytest.raises(TimeoutError, match="of the user's"):
+        handle.result()
+
+
+def test_a_result_is_asked_for_without_waiting(client: Any) -> None:
+    handle = hoplite_dask.broadcast(client, np.ones(SIZE), prefetch=True)
+    wait(handle.future)
+    assert handle.result(timeout=0)[0] == 1.0
+    go_on = Event("let the source go", client=client)
+    unfinished = hoplite_dask.broadcast(client, client.submit(tasks.make_after, go_on.name, 1, pure=False))
+    with pytest.raises(GetTimeoutError, match="have not finished"):
+        unfinished.result(timeout=0)
+    go_on.set()
+    assert unfinished.result()[0] == 100.0
 
 
 def test_sources_that_differ(client: Any) -> None:
