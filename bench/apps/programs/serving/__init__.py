@@ -1,0 +1,1 @@
+"""Ensemble serving: a batch goes to all models, and their votes decide."""
