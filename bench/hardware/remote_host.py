@@ -1,8 +1,8 @@
 """The serving host: it starts, stops and kills an endpoint's process for the host that runs the checks.
 
 One connection at a time, proven by the cluster's token both ways, then a JSON object a line each way. It does nothing
-but what `Process` of the conformance suite does on one host, tells what the machine has, and starts `ucx_perftest`.
-Everything started for a connection ends with it.
+but what `Process` of the conformance suite does on one host, tells what the machine has, runs the tests of its GPUs,
+and starts ends of measurements: `link_end`, `ucx_perftest`, NCCL. Everything started for a connection ends with it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Self
 
+from hoplite_ucx.bench.hardware.gpu_host import gpus_here, link_end_command, nccl_command, nccl_missing, run_tests
+from hoplite_ucx.bench.hosts.line_process import LineProcess, PeerError, ThisHost
+from hoplite_ucx.bench.measures import link_end
 from hoplite_ucx.transports.configuration import load
 from hoplite_ucx.transports.detection import detect
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError
@@ -33,7 +37,7 @@ __all__ = ["HardwareEndpoint", "Peer", "RemoteProcess", "connected", "perftest_c
 HOST = "HOPLITE_HARDWARE_HOST"
 """The address that endpoints of this host listen on; their processes inherit it."""
 
-_ANSWER_SECONDS = 60.0
+_ANSWER_SECONDS = 70.0
 _LONGEST_LINE = 1 << 20
 
 
@@ -76,17 +80,29 @@ def serve(address: str, port: int, token: bytes) -> None:
 def _answer_all(sock: socket.socket) -> None:
     with contextlib.ExitStack() as stack, sock.makefile("rwb") as lines:
         processes: dict[int, Process] = {}
+        ends = _Ends(stack)
         while line := lines.readline(_LONGEST_LINE):
             try:
-                answer = {"done": _do(json.loads(line), processes, stack)}
-            except (AssertionError, KeyError, OSError, TypeError, ValueError) as error:
+                answer = {"done": _do(json.loads(line), processes, stack, ends)}
+            except (AssertionError, KeyError, OSError, PeerError, TypeError, ValueError) as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             lines.write(json.dumps(answer).encode() + b"\n")
             lines.flush()
 
 
-def _do(step: dict[str, Any], processes: dict[int, Process], stack: contextlib.ExitStack) -> Any:
+def _do(step: dict[str, Any], processes: dict[int, Process], stack: contextlib.ExitStack, ends: _Ends) -> Any:
     match step.pop("do"):
+        case "gpus":
+            return gpus_here()
+        case "gpu_tests":
+            return run_tests(step["only"])
+        case "end" | "end_tell" | "end_line" | "end_over" as what:
+            return getattr(ends, what)(**step)
+        case "nccl_missing":
+            return nccl_missing(step["backend"])
+        case "nccl":
+            stack.callback(subprocess.Popen(nccl_command(1, **step), stdout=subprocess.DEVNULL).kill)
+            return None
         case "machine":
             return dataclasses.asdict(detect())
         case "start":
@@ -100,6 +116,38 @@ def _do(step: dict[str, Any], processes: dict[int, Process], stack: contextlib.E
             return None
         case other:
             raise ValueError(f"{other!r} is not a step")
+
+
+class _Ends:
+    """An end of a measurement on this host, for the end on the other: see `measures.link_end`."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._process: LineProcess | None = None
+
+    def end(self, way: str, settings: str) -> Any:
+        if way not in link_end.WAYS:
+            raise ValueError(f"{way!r} is not a way")
+        self._process = LineProcess(ThisHost(), link_end_command(way, os.environ[HOST], "serve", settings), way)
+        self._stack.callback(self._process.close)
+        return self.end_line()
+
+    def end_tell(self, line: str) -> None:
+        self._there().tell(line)
+
+    def end_line(self) -> Any:
+        told = json.loads(self._there().line(time.monotonic() + link_end.SECONDS))
+        if "error" in told:
+            raise ValueError(told["error"])
+        return told
+
+    def end_over(self) -> None:
+        self._there().close()
+
+    def _there(self) -> LineProcess:
+        if self._process is None:
+            raise ValueError("there is no end")
+        return self._process
 
 
 def _start_perftest(stack: contextlib.ExitStack) -> bool:
@@ -131,11 +179,11 @@ class Peer:
         self._name = f"{address}:{port}"
         self._sock = socket.create_connection((address, port), timeout=5)
         run_blocking(client(Identity(2, token), Kind.CONTROL, self._name), self._sock, self._name)
-        self._sock.settimeout(_ANSWER_SECONDS)
         self.here: str = self._sock.getsockname()[0]
         self._lines = self._sock.makefile("rwb")
 
-    def ask(self, do: str, **arguments: Any) -> Any:
+    def ask(self, do: str, *, within: float = _ANSWER_SECONDS, **arguments: Any) -> Any:
+        self._sock.settimeout(within)
         self._lines.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         self._lines.flush()
         line = self._lines.readline(_LONGEST_LINE)

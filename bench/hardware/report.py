@@ -16,6 +16,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from hoplite_ucx.bench.hardware.gpu_host import gpus_here
+from hoplite_ucx.bench.hardware.gpus import measure_gpus
+from hoplite_ucx.bench.hardware.gpus import not_tried as gpus_not_tried
 from hoplite_ucx.bench.hardware.remote_host import (
     HardwareEndpoint,
     Peer,
@@ -24,15 +27,16 @@ from hoplite_ucx.bench.hardware.remote_host import (
     perftest_command,
     ucx_environment,
 )
+from hoplite_ucx.bench.hardware.ucx_py_checks import ucx_py_report
+from hoplite_ucx.transports.buffers import Memory
 from hoplite_ucx.transports.configuration import load
 from hoplite_ucx.transports.detection import detect
 from hoplite_ucx.transports.interface import Fault
-from hoplite_ucx.transports.memory import Memory
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker, tools
 from hoplite_ucx.transports.testing.conformance.tools import Receiving, next_key, wait_until
 from hoplite_ucx.transports.ucx.settings import UcxSettings
 
-__all__ = ["not_tried", "run"]
+__all__ = ["not_tried", "passed", "run"]
 
 _GRANULES = (64 << 10, 1 << 20, 4 << 20)
 _REPEAT = 5
@@ -45,26 +49,51 @@ _RDMA = ("rc", "dc", "ud", "srd")
 
 
 def run(
-    address: str, port: int, token: bytes, *, here: str | None, size: int, long: int, only: str = ""
+    address: str,
+    port: int,
+    token: bytes,
+    *,
+    here: str | None,
+    size: int,
+    long: int,
+    only: str = "",
+    links: bool = True,
+    gpus: bool = True,
 ) -> dict[str, Any]:
-    """`long` is the size of a transfer that does not end before its process is killed."""
+    """`long` is the size of a transfer that does not end before its process is killed. Links are checked, and GPUs
+    where both hosts have some, unless one of them is not wanted."""
+    report: dict[str, Any] = {"checks": [], "gpus": None}
     with connected(address, port, token, here) as peer:
-        settings = load().ucx
-        machines = {"here": dataclasses.asdict(detect()), "there": peer.ask("machine")}
-        checks = [_check(peer, check) for check in CHECKS if only in check.__name__]
-        throughput = [_throughput(peer, settings, size, granule) for granule in _GRANULES]
-        report = {
-            "settings": settings.agreed() | {"net_devices": settings.net_devices},
-            "machines": machines,
-            "lanes": throughput[-1]["lanes"],
-            "checks": checks,
-            "kills": _kills(peer, long),
-            "registration": _registration(peer, size),
-            "throughput": throughput,
-            "rails": _rails(peer, settings, size),
-            "ucx_perftest": _perftest(peer, address, throughput[-1]["bytes_per_second"]),
-        }
-    return report | {"not_tried_on_hardware": not_tried(report["lanes"])}
+        if links:
+            report |= _run_links(peer, address, size, long, only)
+        if gpus and gpus_here() and peer.ask("gpus"):
+            report["gpus"] = measure_gpus(peer, address, here or peer.here, size=size, only=only)
+    return report | {"not_tried_on_hardware": [*not_tried(report.get("lanes", [])), *gpus_not_tried(report["gpus"])]}
+
+
+def passed(report: dict[str, Any]) -> bool:
+    tests = report["gpus"]["tests"].values() if report["gpus"] is not None else ()
+    checks = [*report["checks"], *report.get("ucx_py", {}).get("checks", [])]
+    return all(check["passed"] for check in checks) and all(each.get("passed", True) for each in tests)
+
+
+def _run_links(peer: Peer, address: str, size: int, long: int, only: str) -> dict[str, Any]:
+    settings = load().ucx
+    machines = {"here": dataclasses.asdict(detect()), "there": peer.ask("machine")}
+    checks = [_check(peer, check) for check in CHECKS if only in check.__name__]
+    throughput = [_throughput(peer, settings, size, granule) for granule in _GRANULES]
+    return {
+        "settings": settings.agreed() | {"net_devices": settings.net_devices},
+        "machines": machines,
+        "lanes": throughput[-1]["lanes"],
+        "checks": checks,
+        "kills": _kills(peer, long),
+        "registration": _registration(peer, size),
+        "throughput": throughput,
+        "rails": _rails(peer, settings, size),
+        "ucx_perftest": _perftest(peer, address, throughput[-1]["bytes_per_second"]),
+        "ucx_py": ucx_py_report(only),
+    }
 
 
 # --- checks -----------------------------------------------------------------------------------------------------
@@ -219,4 +248,4 @@ def not_tried(lanes: list[str]) -> list[str]:
     missing = [] if rails else [f"RDMA: these links used {', '.join(lanes) or 'nothing'}"]
     if len(rails) < 2:
         missing.append("several RDMA rails")
-    return [*missing, "device memory: links were checked with host memory"]
+    return missing

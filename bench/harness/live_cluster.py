@@ -26,6 +26,7 @@ from hoplite_ucx.bench.hosts.places import Clock, Place
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.runtime.launch.cluster import agent_task, directory_task
+from hoplite_ucx.runtime.settings import ProcessSettings
 
 __all__ = ["NOTICE", "LiveCluster", "Steps", "launch"]
 
@@ -44,7 +45,8 @@ _START_SECONDS = 45.0  # all start at the same time, and perhaps on few processo
 class LiveCluster(Opened):
     """`memory` limits the store of every host, or of each. `workers` says on which host each worker is; one on every
     host, in order, if it is not given. `links` is the configuration of the links of every host's agent, or of each, as
-    variables over this process's own. A host that is given several times has several agents."""
+    variables over this process's own; the directory has those of the first. A host that is given several times has
+    several agents."""
 
     def __init__(
         self,
@@ -63,16 +65,19 @@ class LiveCluster(Opened):
         self._clocks = [Clock() for _ in hosts]
         self._services: list[tuple[Place, subprocess.Popen[bytes]]] = []
         self._workers: list[LineProcess] = []
+        self.token = secrets.token_hex(16).encode()
+        self.address = ""
+        """Of the directory."""
 
     # --- its life ----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        token = secrets.token_hex(16).encode()
+        token = self.token
         # All at once, since what takes time is loading; each then waits for its task.
-        directory = self._launch(self._hosts[0], "directory")
+        directory = self._launch(self._hosts[0], "directory", self._links[0])
         agents = [self._launch(host, "agent", links) for host, links in zip(self._hosts, self._links, strict=True)]
         processes.tell(directory, directory_task(token, self._hosts[0].address))
-        address = _report("directory", self._hosts[0], directory)["address"]
+        address = self.address = _report("directory", self._hosts[0], directory)["address"]
         for host, agent, memory in zip(self._hosts, agents, self._memory, strict=True):
             processes.tell(agent, agent_task(address, token, memory, self._rate, host.address))
         names = [_report("agent", host, agent)["agent"] for host, agent in zip(self._hosts, agents, strict=True)]
@@ -180,6 +185,11 @@ class LiveCluster(Opened):
             **{f"worker {rank}": worker.pid for rank, worker in enumerate(self._workers)},
         }
 
+    def directory_processor(self) -> float:
+        """The processor time that the directory has taken so far."""
+        host, directory = self._services[0]
+        return host.processor(directory)
+
     def services_processor(self) -> float:
         """The processor time that directory and agents have taken so far."""
         return sum(host.processor(service) for host, service in self._services)
@@ -194,6 +204,6 @@ def launch(host: Place, role: str, **options: Any) -> subprocess.Popen[bytes]:
 def _report(role: str, host: Place, process: subprocess.Popen[bytes]) -> dict[str, Any]:
     """What a service says when it is ready."""
     try:
-        return processes.await_ready(role, process, _START_SECONDS).report
+        return processes.await_ready(role, process, ProcessSettings(start=_START_SECONDS)).report
     except HopliteError as error:
         raise PeerError(f"{host.name}: {error}") from error

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import platform
+import subprocess
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,12 +34,39 @@ _PROCESSES = 200 << 20  # what the processes of one host take before the first o
 
 def facts() -> dict[str, Any]:
     return {
+        "processor": _processor(),
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cores": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def _processor() -> str | None:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as table:
+        for line in table:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return None
+
+
+@functools.cache
+def _commit() -> str | None:
+    """Of the checkout that this runs from, with a mark if its files were changed; None for an installed package."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", os.path.dirname(__file__), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        commit = git("rev-parse", "--short", "HEAD")
+        # The figures themselves may be written into the checkout.
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs/figures")
+        return f"{commit}, changed" if changed else commit
+    return None
 
 
 def versions() -> dict[str, str]:

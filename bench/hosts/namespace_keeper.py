@@ -94,7 +94,10 @@ def ask(name: str) -> Record | None:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.getuid():
             return None  # anybody may take an abstract name
-        return _read_record(connection)
+        try:
+            return _read_record(connection)
+        except ConnectionResetError:
+            return None  # its keeper was killed before it answered
 
 
 def _read_record(connection: socket.socket) -> Record:

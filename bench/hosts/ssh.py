@@ -8,7 +8,8 @@ A file lists them, one machine per line: `[user@]host[:port]`, and then settings
     node2        python="env HOPLITE_CONFIG=/etc/hoplite.toml /opt/venv/bin/python"
 
 `address` is where processes listen and others reach them; if it is not given, the address by which ssh came there.
-`python` runs Python with this version of hoplite.
+`python` runs Python with this version of hoplite. `devices` are the RDMA devices that `hoplite bench fabric` may use,
+such as mlx5_0:1,mlx5_1:1; all that are active by default.
 
 Every process has an ssh connection of its own, whose standard streams are its own, so that secrets travel as they do on
 one machine: on standard input, never on a command line. ssh never asks questions (BatchMode): the user sets up keys and
@@ -40,11 +41,11 @@ from hoplite_ucx.bench.hosts.places import Clock
 from hoplite_ucx.bench.hosts.ssh_guard import VARIABLE
 from hoplite_ucx.runtime.launch.tokens import TOKEN
 
-__all__ = ["Machine", "SshCluster", "SshHost", "read_hosts"]
+__all__ = ["Machine", "SshCluster", "SshHost", "read_hosts", "ssh_words"]
 
 _PYTHON = "python3"
 _TARGET = re.compile(r"(?:(?P<user>[^@:\s-][^@:\s]*)@)?(?P<host>[^@:\s-][^@:\s]*)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
-_KEYS = ("address", "python")
+_KEYS = ("address", "python", "devices")
 _MOST_HOSTS = 256
 
 _CONNECT_SECONDS = 10
@@ -69,6 +70,18 @@ class Machine:
     port: int | None = None
     address: str | None = None
     python: tuple[str, ...] = (_PYTHON,)
+    devices: tuple[str, ...] = ()
+
+
+def ssh_words(command: str) -> list[str]:
+    """An ssh command with its options, as a list."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise PeerError(f"{command!r} is not a command: {error}") from error
+    if not words:
+        raise PeerError("an ssh command is needed, such as: ssh -i KEY")
+    return words
 
 
 def read_hosts(path: Path) -> list[Machine]:
@@ -105,7 +118,9 @@ def _machine(words: list[str]) -> Machine:
         found[key] = value
     port = match["port"]
     python = tuple(shlex.split(found.get("python", _PYTHON)))
-    return Machine(match["host"], match["user"], None if port is None else int(port), found.get("address"), python)
+    devices = tuple(found["devices"].split(",")) if "devices" in found else ()
+    number = None if port is None else int(port)
+    return Machine(match["host"], match["user"], number, found.get("address"), python, devices)
 
 
 # --- one machine ------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from hoplite_ucx.protocol.node.machine import NodeProfile
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.launch import processes
 from hoplite_ucx.runtime.launch.cluster import agent_task, directory_task
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.local.socket_names import socket_name
 from hoplite_ucx.runtime.objects import layouts, trees, values
 from hoplite_ucx.runtime.worker.client import Client

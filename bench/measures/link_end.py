@@ -29,9 +29,13 @@ from typing import Any
 import msgspec
 
 from hoplite_ucx.bench.measures.loopback import BUFFER, Cycling
+from hoplite_ucx.gpu import driver as cuda
+from hoplite_ucx.gpu import segments
+from hoplite_ucx.gpu.copies import copy
+from hoplite_ucx.gpu.segments import Window
 from hoplite_ucx.transports import shm
-from hoplite_ucx.transports.interface import Fault, Priority, Stream
-from hoplite_ucx.transports.memory import Memory, MemorySink
+from hoplite_ucx.transports.buffers import Memory, MemorySink
+from hoplite_ucx.transports.interface import Bytes, Fault, Priority, Stream
 from hoplite_ucx.transports.tcp import TcpTransport
 from hoplite_ucx.transports.testing.endpoint import ListeningEndpoint
 from hoplite_ucx.transports.ucx import library
@@ -39,7 +43,7 @@ from hoplite_ucx.transports.ucx.settings import UcxSettings
 from hoplite_ucx.transports.ucx.transport import UcxTransport
 from hoplite_ucx.transports.wire.handshake import Identity
 
-WAYS = ("socket", "tcp", "bare-ucx", "ucx", "memcpy", "shm")
+WAYS = ("socket", "tcp", "bare-ucx", "ucx", "memcpy", "shm", "tcp-gpu", "ucx-gpu", "gpu-copy", "gpu-peers")
 SECONDS = 60.0
 """No stream and no echo takes longer."""
 
@@ -74,6 +78,10 @@ class Way(ABC):
     def lanes(self) -> list[str]:
         """What UCX really uses, where it is UCX."""
         return []
+
+    def path(self) -> str:
+        """How memory of a GPU went; empty for memory of the host."""
+        return ""
 
 
 class EchoingWay(Way):
@@ -279,13 +287,16 @@ def _ahead(frame: int) -> int:
 class Link(EchoingWay):
     """A link of a transport; a stream of one frame at a time."""
 
-    def __init__(self, host: str, serving: bool, transport: Callable[[Identity], Any]) -> None:
+    def __init__(
+        self, host: str, serving: bool, transport: Callable[[Identity], Any], buffer: Bytes | None = None
+    ) -> None:
+        """Streams are of this buffer, which may be a GPU's; echoes are always of the host's."""
         self._me, self._peer = (1, 2) if serving else (2, 1)
         me = Identity(self._me, b"measured")
         self._transport = transport(me)
         self._endpoint: ListeningEndpoint[Any] = ListeningEndpoint(me, self._transport, host)
         self.address = self._endpoint.address
-        self._buffer = memoryview(bytearray(BUFFER))
+        self._buffer = memoryview(bytearray(BUFFER)) if buffer is None else buffer
         self._there = ""
 
     def meet(self, address: str) -> None:
@@ -332,6 +343,12 @@ class Link(EchoingWay):
 
     def lanes(self) -> list[str]:
         return sorted({lane for lanes in self._transport.lanes().values() for lane in lanes})
+
+    def path(self) -> str:
+        if not isinstance(self._buffer, Window):
+            return ""
+        direct = any(link.takes_devices for link in self._transport.links())
+        return "direct" if direct else "staged"
 
     def _send(self, source: Any, size: int, frame: int, key: tuple[int, int]) -> threading.Event:
         over = threading.Event()
@@ -383,6 +400,40 @@ class Copies(Way):
         return time.perf_counter() - began
 
 
+# --- memory of GPUs ---------------------------------------------------------------------------------------------
+
+
+def on_gpu(device: int = 0) -> Window:
+    """A buffer on a GPU, as stores have them."""
+    memory = segments.create(BUFFER, device)
+    window = memory.window()
+    memory.close()  # the window keeps it
+    return window
+
+
+class GpuCopies(Way):
+    """Frames copied by a GPU within its memory, or from the first to the last GPU of the host."""
+
+    def __init__(self, to_peer: bool) -> None:
+        last = cuda.load().count - 1
+        if to_peer and not last:
+            raise RuntimeError("there is only one GPU")
+        self._from, self._to = on_gpu(), on_gpu(last if to_peer else 0)
+
+    def meet(self, address: str) -> None:
+        pass
+
+    def serve(self, size: int, frame: int) -> None:
+        pass
+
+    def pull(self, size: int, frame: int) -> float:
+        began = time.perf_counter()
+        for at in range(0, size, frame):
+            start, length = at % BUFFER, min(frame, size - at)
+            copy(self._to[start : start + length], self._from[start : start + length])
+        return time.perf_counter() - began
+
+
 # --- the process ------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +445,10 @@ def make(way: str, host: str, serving: bool, settings: UcxSettings) -> Way:
         "ucx": lambda: Link(host, serving, lambda me: _started(UcxTransport(me, None, settings))),
         "memcpy": lambda: Copies(shared=False),
         "shm": lambda: Copies(shared=True),
+        "tcp-gpu": lambda: Link(host, serving, TcpTransport, on_gpu()),
+        "ucx-gpu": lambda: Link(host, serving, lambda me: _started(UcxTransport(me, None, settings)), on_gpu()),
+        "gpu-copy": lambda: GpuCopies(to_peer=False),
+        "gpu-peers": lambda: GpuCopies(to_peer=True),
     }
     return made[way]()
 

@@ -1,9 +1,10 @@
 """Every transport compared with what it uses: throughput by frame size, and round trips, on loopback or two hosts.
 
 A *contest* is a transport and its yardstick: tcp beside blocking sockets, UCX beside a bare loop on the same UCX, a
-shared segment beside private memory. All ways take turns, round by round, so that other load affects all
-alike; medians are compared. UCX is named after the lanes that it really used, read after the first round: a link that
-was requested as RDMA and got another lane is refused, since a figure with a wrong name is worse than none.
+shared segment beside private memory, memory of a GPU beside memory of the host on the same link. All ways take turns,
+round by round, so that other load affects all alike; medians are compared. UCX is named after the lanes that it really
+used, read after the first round: a link that was requested as RDMA and got another lane is refused, since a figure with
+a wrong name is worse than none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from hoplite_ucx.transports.ucx.settings import RDMA, UcxSettings
 
 __all__ = ["CONTESTS", "Contest", "Result", "contests_here", "measure_links", "name_of_lanes"]
 
+STAGED_RATE = 0.9
+"""What links shall reach with memory of GPUs, of what they reach with memory of the host."""
 _START_SECONDS = 60.0
 _STEP_SECONDS = link_end.SECONDS + 10
 
@@ -44,7 +47,17 @@ class Contest:
 
     @property
     def echoes(self) -> bool:
-        return self.ours != "shm"
+        return self.ours in ("tcp", "ucx")
+
+    @property
+    def gpu(self) -> bool:
+        return "gpu" in self.name
+
+    def wanted(self, frame: int | None) -> float | None:
+        """The part of the bare rate that it shall reach with such frames."""
+        if frame is None or (self.local and self.gpu):
+            return None
+        return STAGED_RATE if self.gpu else wanted_rate(frame)
 
 
 CONTESTS = {
@@ -55,13 +68,19 @@ CONTESTS = {
         Contest("ucx-posix", "ucx", "bare-ucx", UcxSettings(tls=("posix",)), local=True),
         Contest("rdma", "ucx", "bare-ucx", UcxSettings(tls=("rc",))),
         Contest("shm", "shm", "memcpy", local=True),
+        Contest("tcp-gpu", "tcp-gpu", "tcp"),
+        Contest("ucx-gpu", "ucx-gpu", "ucx", UcxSettings(tls=("tcp", "cuda_copy"))),
+        Contest("rdma-gpu", "ucx-gpu", "ucx", UcxSettings(tls=("rc",))),
+        Contest("gpu-peers", "gpu-peers", "gpu-copy", local=True),
     )
 }
 
 
-def contests_here(*, ucx: bool, rdma: bool) -> list[Contest]:
+def contests_here(*, ucx: bool, rdma: bool, gpus: int = 0) -> list[Contest]:
     """What this machine can take part in."""
-    here = {"tcp": True, "ucx-tcp": ucx, "ucx-posix": ucx, "rdma": rdma, "shm": True}
+    of_host = {"tcp": True, "ucx-tcp": ucx, "ucx-posix": ucx, "rdma": rdma, "shm": True}
+    of_gpus = {"tcp-gpu": gpus, "ucx-gpu": gpus and ucx, "rdma-gpu": gpus and rdma, "gpu-peers": gpus > 1}
+    here = of_host | of_gpus
     return [contest for name, contest in CONTESTS.items() if here[name]]
 
 
@@ -72,7 +91,8 @@ def wanted_rate(frame: int) -> float:
 
 def name_of_lanes(asked: str, lanes: Sequence[str]) -> str:
     """What to call a UCX link with these lanes. Only what runs on RDMA alone may be called so; else it is refused."""
-    transports = sorted({lane.partition("/")[0] for lane in lanes} - {"self"})
+    within_hosts = ("self", "cuda")  # what copies memory of GPUs to lanes
+    transports = sorted({lane.partition("/")[0] for lane in lanes if not lane.startswith(within_hosts)})
     rdma = bool(transports) and all(_is_rdma(transport) for transport in transports)
     if asked == "rdma" and not rdma:
         got = ", ".join(lanes) or "unknown lanes"
@@ -95,6 +115,8 @@ class Result:
     ours: Measurement
     bare: Measurement
     bare_name: str
+    wanted: float | None = None
+    """The part of the bare rate that it shall reach."""
     lanes: tuple[str, ...] = ()
     beside_tcp: float | None = None
     """The rate as a part of that of our own TCP link in the same rounds."""
@@ -108,10 +130,6 @@ class Result:
         """The same of the processor time that all ends took: it can be trusted more on a busy machine."""
         ours, bare = self.ours.processor, self.bare.processor
         return bare / ours if ours and bare else None
-
-    @property
-    def wanted(self) -> float | None:
-        return None if self.frame is None else wanted_rate(self.frame)
 
     def json_line(self) -> str:
         told = json.loads(self.ours.json_line())
@@ -248,6 +266,8 @@ class Entrant:
         self.lanes = self.ours.lanes()
         if self.contest.ours == "ucx":
             self.name = name_of_lanes(self.contest.name, self.lanes)
+        elif self.contest.ours == "ucx-gpu":
+            self.name = f"{name_of_lanes(self.contest.name.removesuffix('-gpu'), self.lanes)} of a GPU"
 
 
 def _measure(
@@ -277,6 +297,7 @@ def _measure(
                 replace(ours, what="round trip" if frame is None else "stream", limit_seconds=bare.seconds),
                 bare,
                 entrant.contest.bare,
+                entrant.contest.wanted(frame),
                 entrant.lanes,
                 None if tcp is None or tcp is ours else tcp.seconds / ours.seconds,
             )

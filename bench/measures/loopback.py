@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from hoplite_ucx.transports.interface import Fault, Priority, Stream
+from hoplite_ucx.gpu.segments import Window
+from hoplite_ucx.transports.interface import Bytes, Fault, Priority, Stream
 from hoplite_ucx.transports.testing.tcp_endpoint import TcpEndpoint
 
 BUFFER = 64 << 20
@@ -29,17 +30,16 @@ _KEY = (1, 1)
 
 
 class Cycling:
-    """Source and sink of any size on a small buffer."""
+    """Source and sink of any size on a small buffer, of the host or of a GPU."""
 
-    device: int | None = None
-
-    def __init__(self, size: int, watermark: int = 0, view: memoryview | None = None) -> None:
+    def __init__(self, size: int, watermark: int = 0, view: Bytes | None = None) -> None:
         self._view = memoryview(bytearray(BUFFER)) if view is None else view
+        self.device = self._view.device if isinstance(self._view, Window) else None
         self._size = size
         self._watermark = watermark
         self._risen: Callable[[], None] | None = None
 
-    def window(self, offset: int, length: int) -> memoryview:
+    def window(self, offset: int, length: int) -> Bytes:
         start = offset % BUFFER
         return self._view[start : start + length]
 
@@ -70,10 +70,9 @@ class Cycling:
 class Relayed:
     """What arrives in a sink, as the source of the next stream."""
 
-    device: int | None = None
-
     def __init__(self, sink: Cycling) -> None:
         self._sink = sink
+        self.device = sink.device
         self.window = sink.window
         self.watermark = sink.watermark
         self.unsubscribe = sink.unsubscribe

@@ -7,7 +7,6 @@ their own, so a round starts at a moment that each has translated; every figure 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from hoplite_ucx.bench.harness.machine_facts import check_memory_of
 from hoplite_ucx.bench.harness.timing import PAYLOAD, Measurement
 from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.hosts.places import Place
-from hoplite_ucx.bench.hosts.ssh import SshCluster, read_hosts
+from hoplite_ucx.bench.hosts.ssh import SshCluster, read_hosts, ssh_words
 from hoplite_ucx.bench.measures.operations import check_cell, compare_on, live_clusters
 
 __all__ = ["RealFigures", "measure_on_machines", "measure_rate"]
@@ -56,7 +55,7 @@ def measure_on_machines(
     chosen = named[:hosts]
     check_cell(operation, len(chosen), size, memory=False)
     with ExitStack() as stack:
-        machines = stack.enter_context(SshCluster(chosen, _words(ssh))).hosts
+        machines = stack.enter_context(SshCluster(chosen, ssh_words(ssh))).hosts
         check_memory_of({host.name: host.told["memory_available"] for host in machines}, operation, size)
         given = rate is not None
         rate = measure_rate(machines) if rate is None else rate
@@ -74,16 +73,6 @@ def measure_on_machines(
             settings=settings, advance=advance,
         )  # fmt: skip
         return RealFigures(measured, tuple(host.name for host in machines), rate)
-
-
-def _words(ssh: str) -> list[str]:
-    try:
-        words = shlex.split(ssh)
-    except ValueError as error:
-        raise PeerError(f"{ssh!r} is not a command: {error}") from error
-    if not words:
-        raise PeerError("an ssh command is needed, such as: ssh -i KEY")
-    return words
 
 
 def measure_rate(places: Sequence[Place]) -> float:

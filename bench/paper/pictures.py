@@ -6,20 +6,18 @@ not drawn. Bars and error bars span the fastest and the slowest round, marks are
 
 from __future__ import annotations
 
-import base64
-import io
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hoplite_ucx.bench.harness.journal import Record
 from hoplite_ucx.bench.harness.plots import load_pyplot, name_size
 from hoplite_ucx.bench.harness.records import BARE, Figure, figure_in
-from hoplite_ucx.bench.paper.journal import Record
 from hoplite_ucx.bench.paper.plan import OPERATIONS, OURS, SMALL, STAGGERED, Kind
 from hoplite_ucx.bench.peers.launching import PEERS
 
-__all__ = ["PICTURES", "Point", "as_data", "points_of"]
+__all__ = ["PICTURES", "Point", "points_of"]
 
 SUBJECTS = [OURS, BARE, *(peer.title for peer in PEERS.values())]
 _COLOURS = dict(
@@ -56,17 +54,6 @@ def points_of(records: Iterable[Record]) -> list[Point]:
                 Point(str(record.get("kind")), figure, float(record.get("spacing", 0.0)), int(record.get("degree", 0)))
             )
     return found
-
-
-def as_data(picture: Any) -> str:
-    """A picture that can stand in a page; it is closed then."""
-    pyplot = load_pyplot()
-    written = io.BytesIO()
-    try:
-        picture.savefig(written, format="svg", metadata={"Date": None})
-    finally:
-        pyplot.close(picture)
-    return f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
 # --- Figure 6 ---------------------------------------------------------------------------------------------------

@@ -5,17 +5,16 @@ It is made from a journal alone, so that it can be made again from a run that wa
 
 from __future__ import annotations
 
-import html
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hoplite_ucx.bench.harness.html_page import as_data, escape, page_of, table
+from hoplite_ucx.bench.harness.journal import Journal, Record
 from hoplite_ucx.bench.harness.plots import name_size
 from hoplite_ucx.bench.hosts.line_process import PeerError
-from hoplite_ucx.bench.paper.journal import Journal, Record
-from hoplite_ucx.bench.paper.pictures import PICTURES, SUBJECTS, Point, as_data, points_of
+from hoplite_ucx.bench.paper.pictures import PICTURES, SUBJECTS, Point, points_of
 from hoplite_ucx.bench.paper.plan import SMALL, Kind
 
 __all__ = ["SECTIONS", "Section", "page", "write_report"]
@@ -128,15 +127,6 @@ _DIFFERENCES = (
     ),
 )
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 3rem; border-top: 1px solid #ccc; padding-top: 1rem; }
-img { max-width: 100%; background: white; } table { border-collapse: collapse; font-size: 0.85rem; }
-td, th { padding: 0.15rem 0.7rem; text-align: right; border-bottom: 1px solid #e4e4e4; }
-td:first-child, th:first-child { text-align: left; } pre { overflow-x: auto; font-size: 0.75rem; background: #f6f6f6; }
-.missing { color: #8a1c1c; } dt { font-weight: 600; } dd { margin: 0 0 0.6rem 1.2rem; }
-"""
-
 
 def write_report(journal: Journal, path: Path) -> None:
     text = page(journal)
@@ -151,13 +141,7 @@ def page(journal: Journal) -> str:
     if not records:
         raise PeerError(f"{journal.path} holds no records yet")
     body = [*_head(journal), *(part for section in SECTIONS for part in _section(section, records)), *_tail(journal)]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Hoplite's figures at emulated scale</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return page_of("Hoplite's figures at emulated scale", body)
 
 
 # --- what surrounds the figures ---------------------------------------------------------------------------------
@@ -170,12 +154,12 @@ def _head(journal: Journal) -> Iterator[str]:
         "Task-Based Distributed Systems</em> (SIGCOMM 2021), measured again with hoplite-ucx on emulated hosts.</p>"
     )
     rows = [_run_row(run) for run in journal.runs]
-    yield _table(("begun", "command", "grid", "rate", "machine", "versions"), rows)
+    yield table(("begun", "command", "grid", "rate", "machine", "versions"), rows)
     peers = {title: sorted(_versions_of(journal.records, title)) for title in SUBJECTS[2:]}
     told = [f"{title} ({', '.join(found)})" for title, found in peers.items() if found]
-    yield f"<p>Peers measured: {_escape('; '.join(told) or 'none')}.</p>"
+    yield f"<p>Peers measured: {escape('; '.join(told) or 'none')}.</p>"
     yield "<h2>What differs from the paper</h2><ul>"
-    yield from (f"<li>{_escape(each)}</li>" for each in _DIFFERENCES)
+    yield from (f"<li>{escape(each)}</li>" for each in _DIFFERENCES)
     yield "</ul>"
 
 
@@ -205,32 +189,32 @@ def _tail(journal: Journal) -> Iterator[str]:
     if skipped:
         yield "<dl>"
         for record in skipped:
-            yield f"<dt>{_escape(record.get('what'))}</dt><dd>{_escape(record['not_run'])}</dd>"
+            yield f"<dt>{escape(record.get('what'))}</dt><dd>{escape(record['not_run'])}</dd>"
         yield "</dl>"
     else:
         yield "<p>Everything in the plan was run.</p>"
     lines = "\n".join(journal.lines)
     yield "<h2>Raw data</h2><p>JSON lines, as they also lie beside this file in <code>records.jsonl</code>.</p>"
-    yield f"<details><summary>{len(journal.lines)} lines</summary><pre>{_escape(lines)}</pre></details>"
+    yield f"<details><summary>{len(journal.lines)} lines</summary><pre>{escape(lines)}</pre></details>"
 
 
 # --- figures ----------------------------------------------------------------------------------------------------
 
 
 def _section(section: Section, records: Sequence[Record]) -> Iterator[str]:
-    yield f'<h2 id="figure-{section.picture}">{_escape(section.title)}</h2>'
-    yield f"<p><strong>In the paper.</strong> {_escape(section.paper)}</p>"
-    yield f"<p><strong>Here.</strong> {_escape(section.here)}</p>"
-    yield f"<p><strong>How to read it.</strong> {_escape(section.reading)}</p>"
+    yield f'<h2 id="figure-{section.picture}">{escape(section.title)}</h2>'
+    yield f"<p><strong>In the paper.</strong> {escape(section.paper)}</p>"
+    yield f"<p><strong>Here.</strong> {escape(section.here)}</p>"
+    yield f"<p><strong>How to read it.</strong> {escape(section.reading)}</p>"
     picture = PICTURES[section.picture](records)
     if picture is None:
         yield '<p class="missing">There are no records of this figure: see what was not run, below.</p>'
         return
-    yield f'<p><img alt="{_escape(section.title)}" src="{as_data(picture)}"></p>'
+    yield f'<p><img alt="{escape(section.title)}" src="{as_data(picture)}"></p>'
     points = [point for point in points_of(records) if point.kind in section.kinds and _belongs(point, section)]
     if points:
         yield f"<details><summary>Figures</summary>{_figures(points)}</details>"
-    yield from (f"<p>{_escape(line)}</p>" for kind in section.kinds for line in _told_of_laps(kind, records))
+    yield from (f"<p>{escape(line)}</p>" for kind in section.kinds for line in _told_of_laps(kind, records))
 
 
 def _belongs(point: Point, section: Section) -> bool:
@@ -258,7 +242,7 @@ def _figures(points: Sequence[Point]) -> str:
         )
     apart = {Kind.STAGGERED.value: "apart, s", Kind.DEGREES.value: "degree"}.get(points[0].kind, "")
     columns = ("", "system", "hosts", "size", apart, "median, ms", "fastest", "slowest", "× limit")
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _told_of_laps(kind: Kind, records: Sequence[Record]) -> Iterator[str]:
@@ -279,13 +263,3 @@ def _told_of_laps(kind: Kind, records: Sequence[Record]) -> Iterator[str]:
         told += f", back after {back[0]['began'] - failed[0]['began']:.1f} s"
         told += f", {statistics.median(after) * 1e3:.0f} ms from then on" if after else ""
     yield told + "."
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _escape(text: object) -> str:
-    return html.escape(text if isinstance(text, str) else json.dumps(text))

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from hoplite_ucx.bench.faults.fault_cluster import FaultCluster
+from hoplite_ucx.bench.harness.journal import Journal, Record
 from hoplite_ucx.bench.harness.live_cluster import LiveCluster
 from hoplite_ucx.bench.harness.machine_facts import check_memory, facts, versions
 from hoplite_ucx.bench.harness.timing import Measurement, measure
@@ -23,7 +24,6 @@ from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterError
 from hoplite_ucx.bench.measures.operations import compare_on, live_clusters
 from hoplite_ucx.bench.paper.applications import serve, train
 from hoplite_ucx.bench.paper.fixed_degree import FixedDegreeCluster
-from hoplite_ucx.bench.paper.journal import Journal, Record
 from hoplite_ucx.bench.paper.plan import OURS, Kind, Part
 from hoplite_ucx.bench.paper.staggered import staggered_round
 from hoplite_ucx.bench.peers.measuring import NotRun, measure_peers

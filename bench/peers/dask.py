@@ -15,7 +15,8 @@ import numpy as np
 from distributed import Client, wait
 
 from hoplite_ucx.bench.harness.contents import Array, fill
-from hoplite_ucx.bench.peers.rounds import SPACING, calls_of, check, lead, say, seeds_of, sleep_until
+from hoplite_ucx.bench.harness.json_lines import say
+from hoplite_ucx.bench.peers.rounds import SPACING, calls_of, check, lead, seeds_of, sleep_until
 
 _PATIENCE = 90.0
 

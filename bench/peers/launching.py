@@ -9,12 +9,10 @@ from __future__ import annotations
 import filecmp
 import functools
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from hoplite_ucx.bench.hosts import namespace_keeper
 from hoplite_ucx.bench.hosts.line_process import LineProcess, PeerError
 from hoplite_ucx.bench.hosts.namespaces import Cluster, Host
 from hoplite_ucx.bench.peers.rounds import Cell, plan_of
+from hoplite_ucx.bench.ray.nodes import ray_nodes
 
 __all__ = ["PEERS", "Peer", "python_of_peers", "running", "why_missing"]
 
@@ -65,12 +64,16 @@ _PATIENCE = 60.0
 class _Stage:
     """Where a peer is to run, and what it is to do."""
 
-    hosts: Sequence[Host]
+    cluster: Cluster
     cells: Sequence[Cell]
     folder: Path
     python: str
     stack: ExitStack
     """What is closed when the peer has ended."""
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        return self.cluster.hosts
 
     @property
     def largest(self) -> int:
@@ -146,31 +149,10 @@ def _openmpi(stage: _Stage, settings: dict[str, str]) -> LineProcess:
 
 
 def _ray(stage: _Stage) -> LineProcess:
-    """A Ray node on every host, with file systems of its own for its sockets and its store, as separate machines have
-    them; the driver shares those of host 0. Nobody but this cluster's hosts can reach it, so it has no token."""
-    folder = stage.folder / "ray"
-    folder.mkdir()
-    store = max(200 << 20, (len(stage.hosts) + 4) * stage.largest)
-    head, *others = stage.hosts
-
-    def node(host: Host, options: str, then: str = "") -> list[str]:
-        script = stage.folder / f"node-{host.index}"
-        script.write_text(
-            f"set -e\nmount -t tmpfs tmpfs {folder}\n"
-            f"mount -t tmpfs -o size={2 * store} tmpfs /dev/shm\n"
-            "export RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1\n"
-            f"{stage.tool('ray')} start --node-ip-address {host.address} --num-cpus 1 --object-store-memory {store} "
-            f"--disable-usage-stats {options} >&2\n{then}"
-        )
-        return ["sh", str(script)]
-
-    program = shlex.join(stage.program("ray", *(host.address for host in stage.hosts)))
-    options = f"--head --port 6379 --include-dashboard=false --temp-dir={folder}"
-    leader = stage.lead(node(head, options, f"echo up\nexec {program}\n"), "Ray")
-    leader.line(time.monotonic() + _PATIENCE)
-    for host in others:
-        stage.start(host, node(host, f"--address {head.address}:6379 --block"))
-    return leader
+    """A Ray node on every host; the driver is on the first."""
+    store = (len(stage.hosts) + 4) * stage.largest
+    nodes = stage.stack.enter_context(ray_nodes(stage.cluster, store, stage.python))
+    return stage.lead(nodes.command(stage.program("ray", *(host.address for host in stage.hosts))), "Ray")
 
 
 def _dask(stage: _Stage) -> LineProcess:
@@ -202,7 +184,7 @@ PEERS: dict[str, Peer] = {
         "Open MPI (chain, ring)", ("mpi4py",), functools.partial(_openmpi, settings=_PIPELINED), ("mpirun",)
     ),
     "gloo": Peer("Gloo", ("torch",), _gloo),
-    "ray": Peer("Ray", ("ray",), _ray, ("ray",)),
+    "ray": Peer("Ray", ("ray",), _ray),
     "dask": Peer("Dask", ("distributed",), _dask),
 }
 
@@ -274,7 +256,7 @@ def running(name: str, cluster: Cluster, cells: Sequence[Cell]) -> Iterator[Line
         made = tempfile.TemporaryDirectory(prefix="hoplite-peer-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(made))
         try:
-            stage = _Stage(cluster.hosts, cells, folder, python_of_peers(), stack)
+            stage = _Stage(cluster, cells, folder, python_of_peers(), stack)
             stage.prepare()
             yield PEERS[name].launch(stage)
         finally:

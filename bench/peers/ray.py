@@ -15,7 +15,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hoplite_ucx.bench.harness.contents import Array, fill
-from hoplite_ucx.bench.peers.rounds import SPACING, calls_of, check, lead, say, seeds_of, sleep_until
+from hoplite_ucx.bench.harness.json_lines import say
+from hoplite_ucx.bench.peers.rounds import SPACING, calls_of, check, lead, seeds_of, sleep_until
 
 _NOTICE = 0.08  # a call of an actor takes some milliseconds
 _PATIENCE = 120.0
@@ -56,6 +57,9 @@ class Holder:
             check(array, summed)
         self._kept = []
 
+    def same(self, array: Array) -> Array:
+        return array
+
     def echo(self, refs: list[Any]) -> list[Any]:
         return [ray.put(ray.get(refs[0]))]
 
@@ -69,21 +73,29 @@ class Holder:
         return float(np.median(took))
 
 
+def places_of(addresses: list[str]) -> list[Any]:
+    """What puts an actor or a task on each of these nodes, when all of them have come up."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        if len(nodes) >= len(addresses):
+            return [NodeAffinitySchedulingStrategy(nodes[address], soft=False) for address in addresses]
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"only {len(nodes)} of {len(addresses)} Ray nodes came up")
+        time.sleep(0.2)
+
+
 class Rounds:
     def __init__(self, addresses: list[str]) -> None:
-        ray.init(address=f"{addresses[0]}:6379", _node_ip_address=addresses[0], logging_level="warning")
-        deadline = time.monotonic() + _PATIENCE
-        while len(nodes := {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}) < len(
-            addresses
-        ):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"only {len(nodes)} of {len(addresses)} Ray nodes came up")
-            time.sleep(0.2)
+        self._connect(address=f"{addresses[0]}:6379", _node_ip_address=addresses[0], logging_level="warning")
         actor = ray.remote(num_cpus=0)(Holder)
-        places = [NodeAffinitySchedulingStrategy(nodes[address], soft=False) for address in addresses]
+        self.places = places = places_of(addresses)
         self._holders = [actor.options(scheduling_strategy=place).remote() for place in places]
         self._reducer = actor.options(scheduling_strategy=places[0]).remote()
         ray.get([holder.make.remote(4, 1) for holder in (*self._holders, self._reducer)], timeout=_PATIENCE)
+
+    def _connect(self, **options: Any) -> None:
+        ray.init(**options)
 
     def run(self, operation: str, size: int, number: int) -> float:
         seeds = seeds_of(number, len(self._holders))
@@ -113,7 +125,7 @@ class Rounds:
         refs = self._put(self._holders)
         at = _moment()
         sleep_until(at)
-        total = self._tree(refs)
+        total = self._combine(refs, everywhere)
         getters = self._holders if everywhere else self._holders[:1]
         ends = ray.get([holder.get.remote([total], at) for holder in getters])
         ray.get([holder.check.remote([seeds]) for holder in getters])
@@ -121,6 +133,9 @@ class Rounds:
 
     def _allreduce(self, seeds: list[int]) -> float:
         return self._reduce(seeds, everywhere=True)
+
+    def _combine(self, refs: list[Any], everywhere: bool) -> Any:  # noqa: ARG002 - a tree does the same for both
+        return self._tree(refs)
 
     def _tree(self, refs: list[Any]) -> Any:
         level = list(zip(self._holders, refs, strict=True))

@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from hoplite_ucx.bench.harness.contents import Array, fill, matches
+from hoplite_ucx.bench.harness.json_lines import say
 
 __all__ = [
     "NOTICE",
@@ -30,7 +31,6 @@ __all__ = [
     "lead",
     "plan_of",
     "run_ranks",
-    "say",
     "seeds_of",
     "sleep_until",
 ]
@@ -73,11 +73,6 @@ def plan_of(cells: Sequence[Cell]) -> str:
 
 def _planned() -> list[Cell]:
     return [Cell(*each) for each in json.loads(sys.argv[1])]
-
-
-def say(**told: Any) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
 
 
 def sleep_until(moment: float) -> None:

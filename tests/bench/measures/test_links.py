@@ -45,7 +45,9 @@ def test_what_is_no_rdma_is_not_called_so(lanes: list[str]) -> None:
 
 def test_only_what_is_here_is_measured_unless_told() -> None:
     assert [contest.name for contest in contests_here(ucx=False, rdma=False)] == ["tcp", "shm"]
-    assert [contest.name for contest in contests_here(ucx=True, rdma=True)] == list(CONTESTS)
+    assert [contest.name for contest in contests_here(ucx=True, rdma=True, gpus=2)] == list(CONTESTS)
+    on_gpus = [contest.name for contest in contests_here(ucx=False, rdma=False, gpus=1)]
+    assert on_gpus == ["tcp", "shm", "tcp-gpu"]
 
 
 @needs_ucx

@@ -12,11 +12,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from hoplite_ucx.bench.harness.journal import Journal
 from hoplite_ucx.bench.harness.plots import load_pyplot
 from hoplite_ucx.bench.harness.timing import Measurement
 from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.paper import plan
-from hoplite_ucx.bench.paper.journal import Journal
 from hoplite_ucx.bench.paper.plan import OURS, QUICK, Kind, Part, parts
 from hoplite_ucx.bench.paper.report import SECTIONS, page
 from hoplite_ucx.bench.paper.running import run_parts

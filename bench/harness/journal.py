@@ -19,6 +19,15 @@ Record = dict[str, Any]
 
 
 class Journal:
+    @classmethod
+    def in_folder(cls, folder: Path) -> Journal:
+        """The one that lies beside a report. The folder is made if it is not there."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PeerError(f"{folder} cannot be created: {error}") from error
+        return cls(folder / "records.jsonl")
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.runs: list[Record] = []
