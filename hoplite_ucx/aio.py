@@ -35,6 +35,7 @@ __all__ = [
     "scope",
     "seal",
     "shutdown",
+    "trace",
     "wait",
 ]
 
@@ -70,6 +71,7 @@ contributors = default_cluster.default.aio.contributors
 create = default_cluster.default.aio.create
 seal = default_cluster.default.aio.seal
 scope = default_cluster.default.aio.scope
+trace = default_cluster.default.aio.trace
 
 
 def cluster() -> AsyncCluster:

@@ -14,6 +14,7 @@ from hoplite_ucx.errors import (
     StoreFullError,
 )
 from hoplite_ucx.runtime.launch.owned_processes import AgentProcess, DirectoryProcess, start_agent, start_directory
+from hoplite_ucx.runtime.launch.view_process import ViewProcess, start_view
 from hoplite_ucx.runtime.worker import default_cluster as _current
 from hoplite_ucx.runtime.worker.api import Cluster
 from hoplite_ucx.runtime.worker.default_cluster import cluster, connect, init, is_initialized, shutdown
@@ -39,6 +40,7 @@ __all__ = [
     "PutAbortedError",
     "StaleError",
     "StoreFullError",
+    "ViewProcess",
     "allreduce",
     "as_completed",
     "cluster",
@@ -63,6 +65,8 @@ __all__ = [
     "shutdown",
     "start_agent",
     "start_directory",
+    "start_view",
+    "trace",
     "wait",
 ]
 
@@ -82,3 +86,4 @@ contributors = _current.default.contributors
 create = _current.default.create
 seal = _current.default.seal
 scope = _current.default.scope
+trace = _current.default.trace

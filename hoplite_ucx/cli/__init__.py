@@ -17,7 +17,9 @@ from hoplite_ucx.cli.signals import INTERRUPTED, end_as_after_ctrl_c
 COMMANDS = {
     "start": OnDemand("hoplite_ucx.cli.start", "start", "Run this host's part of a cluster until ctrl-C."),
     "status": OnDemand("hoplite_ucx.cli.status", "status", "Show a cluster's nodes and this host's agents."),
+    "dashboard": OnDemand("hoplite_ucx.cli.dashboard", "dashboard", "Watch a cluster live, in the browser."),
     "links": OnDemand("hoplite_ucx.cli.links", "links", "Show the links of this host's agents, and their transports."),
+    "trace": OnDemand("hoplite_ucx.cli.trace", "trace", "Record what a cluster does, for Perfetto or Chrome."),
     "config": OnDemand("hoplite_ucx.cli.config", "config", "Show the settings in force, and where each comes from."),
     "delete": OnDemand("hoplite_ucx.cli.delete", "delete", "Delete objects everywhere in the cluster."),
     "doctor": OnDemand("hoplite_ucx.cli.doctor", "doctor", "Check this machine's UCX, RDMA devices, TCP and limits."),

@@ -13,20 +13,23 @@ from rich.table import Table
 from hoplite_ucx.cli.settings_options import ConfigOption, SetOption, settings_of_flags
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.protocol.settings import Settings
-from hoplite_ucx.runtime.host.memory import store_limit
+from hoplite_ucx.runtime.host.memory_limits import store_limit
 from hoplite_ucx.runtime.launch.inspection import directory_status, token_towards
 from hoplite_ucx.runtime.settings import SCHEMA, HostSettings, Row, cluster_settings, default_of, load
 from hoplite_ucx.settings.errors import ConfigurationError
-from hoplite_ucx.settings.kinds import FileName, Tables
+from hoplite_ucx.settings.kinds import Count, FileName, Tables
 from hoplite_ucx.settings.reading import CONFIG, Origin, variable_of
 
 _SECTIONS = {
     "cluster": "The same for all hosts. They are set where the directory is started, which gives them to every node. A "
     "node may repeat them, and is refused if it has others.",
     "store": "Each host's own: the memory of its objects.",
+    "processes": "Each host's own: how its directory and agent start and end, and when programs ask after an agent.",
     "links": "Each host's own: which transport its links use.",
     "ucx": "Links over UCX. Both ends of a link need the same, except for `net_devices`.",
     "tls": "All three, or no TLS. Names in a file are relative to that file.",
+    "metrics": "Each host's own: numbers for Prometheus, off by default. [observing.md](observing.md) lists them.",
+    "log": "Each host's own: what its agent and its directory write, and where.",
 }
 _WIDTH = 120
 
@@ -163,7 +166,9 @@ def _example(row: Row) -> str:
     if isinstance(row.setting, Tables):
         return f"[…], or each as [[{row.name}]]"
     if isinstance(row.setting, FileName):
-        return f'"{row.key}.pem"'
+        return f'"{row.key}.pem"' if row.section == "tls" else '"hoplite.log"'
+    if isinstance(row.setting, Count) and default is None:
+        return str(row.setting.least)
     if isinstance(default, tuple):
         return json.dumps(list(default) or ["NAME"]) if row.setting.textual else '{ NAME = "value" }'
     if row.setting.unit:

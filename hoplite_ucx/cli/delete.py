@@ -8,7 +8,6 @@ import typer
 import hoplite_ucx as hoplite
 from hoplite_ucx.cli.quantities import duration_option
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.protocol.node.memory import Phase
 from hoplite_ucx.runtime.launch.cluster import ADDRESS
 from hoplite_ucx.runtime.launch.inspection import local_agents
 from hoplite_ucx.runtime.worker import default_cluster
@@ -60,18 +59,11 @@ def _unnamed() -> str:
 
 
 def _delete_idle(seconds: float) -> int:
-    """The agent lists only its largest objects, so they are deleted in batches."""
-    seen: set[str] = set()
-    while (
-        found := {
-            holding["ref"]
-            for holding in default_cluster.client().status()["largest"]
-            if holding["phase"] == Phase.COMPLETE.value and not holding["pins"] and holding["idle"] >= seconds
-        }
-        - seen
-    ):
+    """The agent names some at a time."""
+    seen: set[bytes] = set()
+    while found := set(default_cluster.client().unused_for(seconds)) - seen:
         seen |= found
-        hoplite.delete([_ref(text) for text in found])
+        hoplite.delete([hoplite.ObjectRef(ref) for ref in found])
     return len(seen)
 
 

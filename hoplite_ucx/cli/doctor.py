@@ -40,18 +40,20 @@ def doctor(
     """
     machine = detect(root)
     problems = [{"problem": problem, "remedy": remedy} for problem, remedy in machine.problems()]
-    refused = None
+    refused, device_paths = None, {}
     try:
         selection = Selection(load().links, machine, lambda: 0.0)
+        device_paths = selection.device_paths()
         if root == Path("/"):
             start_links(selection)
         problems += [{"problem": why, "remedy": _NAME_IT} for why in selection.unusable.values()]
     except (ConfigurationError, TransportError) as error:
         refused = str(error)
     if as_json:
-        typer.echo(json.dumps({**_report(machine), "problems": problems, "configuration_error": refused}))
+        found = {"gpu_memory": device_paths, "problems": problems, "configuration_error": refused}
+        typer.echo(json.dumps({**_report(machine), **found}))
     else:
-        _show(Console(), machine, problems, refused)
+        _show(Console(), machine, problems, refused, device_paths)
     if refused is not None:
         raise typer.Exit(1)
 
@@ -73,7 +75,13 @@ def _report(machine: LinkHardware) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, machine: LinkHardware, problems: list[dict[str, str]], refused: str | None) -> None:
+def _show(
+    console: Console,
+    machine: LinkHardware,
+    problems: list[dict[str, str]],
+    refused: str | None,
+    device_paths: dict[str, str],
+) -> None:
     ucx = machine.ucx
     if ucx.failure:
         console.print("UCX: none", highlight=False, markup=False)
@@ -94,6 +102,8 @@ def _show(console: Console, machine: LinkHardware, problems: list[dict[str, str]
     else:
         console.print("RDMA devices: none")
     _show_gpus(console, machine)
+    for transport, path in device_paths.items():
+        console.print(f"memory of GPUs over {transport}: {path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"links to other hosts: {'RDMA can be used' if machine.rdma else 'TCP'}")
     console.print(
         f"limits: {_limit(machine.open_files)} file descriptors, {_limit(machine.locked_memory)} bytes locked"

@@ -32,9 +32,12 @@ def _show(console: Console, agent: dict[str, Any]) -> None:
     if not agent["links"]:
         console.print(f"agent {agent['agent']} at {agent['address']} has no links now", highlight=False)
         return
-    table = Table("peer", "side", "transport", "lanes", "carried", "why", title=f"agent {agent['agent']}")
+    with_gpus = any(link.get("gpu_memory") for link in agent["links"])
+    columns = ["peer", "side", "transport", *(["GPU memory"] if with_gpus else []), "lanes", "carried", "why"]
+    table = Table(*columns, title=f"agent {agent['agent']}")
     for link in agent["links"]:
         lanes = ", ".join(link.get("lanes", []))
         carried = format_size(link["bytes"])
-        table.add_row(link["peer"], link["side"], link["transport"], lanes, carried, link.get("reason", ""))
+        gpus = [link.get("gpu_memory", "")] if with_gpus else []
+        table.add_row(link["peer"], link["side"], link["transport"], *gpus, lanes, carried, link.get("reason", ""))
     console.print(table)

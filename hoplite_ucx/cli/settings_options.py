@@ -24,7 +24,7 @@ SetOption: TypeAlias = Annotated[
 
 
 def settings_of_flags(
-    changes: list[str] | None, *, memory: int | None = None, rate: float | None = None
+    changes: list[str] | None, *, memory: int | None = None, rate: float | None = None, metrics: int | None = None
 ) -> list[Argument]:
     """What was given on the command line. Raises a `ConfigurationError`."""
     flags = [argument(text) for text in changes or ()]
@@ -32,4 +32,6 @@ def settings_of_flags(
         flags.append(Argument("--memory", "store", "memory", format_size(memory)))
     if rate is not None:
         flags.append(Argument("--rate", "links", "rate", format_bandwidth(rate)))
+    if metrics is not None:
+        flags.append(Argument("--metrics", "metrics", "port", metrics))
     return flags

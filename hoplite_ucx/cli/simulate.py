@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,10 +29,12 @@ from hoplite_ucx.cli.quantities import (
 )
 from hoplite_ucx.cli.render_simulation import broadcast_report, gather_report, reduce_report
 from hoplite_ucx.simulate import measure
-from hoplite_ucx.simulate.cluster import Shape
-from hoplite_ucx.simulate.measure import Reduced, Result, StaticResult
+from hoplite_ucx.simulate.cluster import Shape, VirtualCluster
+from hoplite_ucx.simulate.measure import MakeCluster, Reduced, Result, StaticResult
 from hoplite_ucx.simulate.scenario import Arrivals, Kill, Pattern, Scenario, Span
 from hoplite_ucx.simulate.static import STATIC_ALLREDUCES, STATIC_REDUCTIONS, STATIC_TREES
+from hoplite_ucx.simulate.traced import TracedCluster
+from hoplite_ucx.tracing.document import check_writable
 
 app = typer.Typer(
     name="simulate", help="Run the protocol on a virtual network.", no_args_is_help=True, add_completion=False
@@ -70,6 +74,12 @@ SlowTexts = Annotated[
     typer.Option("--slow", metavar="HOST=RATE", help="A host with another rate: 5=500mbit. Repeatable."),
 ]
 Seed = Annotated[int, typer.Option(help="The seed of everything random.")]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", dir_okay=False, metavar="FILE", help="Also write the run as a trace, for Perfetto or Chrome."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 # Typer reads these defaults with the option's parser, as if they had been typed.
@@ -99,13 +109,15 @@ def broadcast(
         bool, typer.Option("--compare-static", help="Run chain, binomial, k-ary and star trees as well.")
     ] = False,
     seed: Seed = 0,
+    trace: TraceFile = None,
     as_json: Json = False,
 ) -> None:
     """Send one object from host 0 to all others."""
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
     disturbed = Disturbed(_kills(kill, unplug), _crash(restart_directory))
     scenario = _scenario(shape, size, arrivals, disturbed, seed, copies=copies, put_again=put_again)
-    result = measure.broadcast(scenario)
+    with _traced(trace) as make:
+        result = measure.broadcast(scenario, make)
     static = _compared(measure.static_trees, scenario, len(STATIC_TREES)) if compare_static else []
     if as_json:
         figures = _figures(scenario, result)
@@ -132,6 +144,7 @@ def gather(
     restart_directory: RestartText = None,
     slow: SlowTexts = None,
     seed: Seed = 0,
+    trace: TraceFile = None,
     as_json: Json = False,
 ) -> None:
     """Get one object from every other host to host 0."""
@@ -140,7 +153,8 @@ def gather(
         raise typer.BadParameter("host 0 gathers; kill another host")
     shape = _shape(nodes, size, bandwidth, latency, handover, slow)
     scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed)
-    result = measure.gather(scenario)
+    with _traced(trace) as make:
+        result = measure.gather(scenario, make)
     if as_json:
         typer.echo(json.dumps(_figures(scenario, result)))
     else:
@@ -171,6 +185,7 @@ def reduce(
         bool, typer.Option("--compare-static", help="Run chain, k-ary and star trees as well.")
     ] = False,
     seed: Seed = 0,
+    trace: TraceFile = None,
     as_json: Json = False,
 ) -> None:
     """Combine one object of every host, and get the result at host 0."""
@@ -182,7 +197,9 @@ def reduce(
     scenario = _scenario(shape, size, arrivals, disturbed, seed, copies=copies, count=count, getters=getters)
     _require_copies_together(scenario)
     static = _compared(measure.static_reductions, scenario, len(STATIC_REDUCTIONS)) if compare_static else []
-    _report_reduction(scenario, measure.reduce(scenario), static, as_json=as_json)
+    with _traced(trace) as make:
+        result = measure.reduce(scenario, make)
+    _report_reduction(scenario, result, static, as_json=as_json)
 
 
 @app.command()
@@ -207,6 +224,7 @@ def allreduce(
         bool, typer.Option("--compare-static", help="Run a ring in stripes, chains, trees and stars as well.")
     ] = False,
     seed: Seed = 0,
+    trace: TraceFile = None,
     as_json: Json = False,
 ) -> None:
     """Combine one object of every host, and get the result at every host."""
@@ -218,7 +236,9 @@ def allreduce(
     scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed, **options)
     _require_copies_together(scenario)
     static = _compared(measure.static_allreduces, scenario, len(STATIC_ALLREDUCES)) if compare_static else []
-    _report_reduction(scenario, measure.allreduce(scenario), static, as_json=as_json)
+    with _traced(trace) as make:
+        result = measure.allreduce(scenario, make)
+    _report_reduction(scenario, result, static, as_json=as_json)
 
 
 def _report_reduction(scenario: Scenario, result: Reduced, static: list[StaticResult], *, as_json: bool) -> None:
@@ -230,6 +250,28 @@ def _report_reduction(scenario: Scenario, result: Reduced, static: list[StaticRe
     else:
         _show(reduce_report(scenario, result, static))
     _finish(result)
+
+
+@contextmanager
+def _traced(path: Path | None) -> Iterator[MakeCluster]:
+    """How to make the cluster of a run, which is written as a trace in the end, if there is a path."""
+    if path is None:
+        yield VirtualCluster
+        return
+    made: list[TracedCluster] = []
+
+    def make(shape: Shape, seed: int) -> VirtualCluster:
+        made.append(TracedCluster(shape, seed))
+        return made[-1]
+
+    try:
+        check_writable(path)
+        yield make
+        for cluster in made:
+            cluster.write_trace(path)
+    except OSError as error:
+        typer.echo(f"error: the trace cannot be written: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 # --- what was asked --------------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import typer
 from hoplite_ucx.cli.quantities import bandwidth_option, format_size, size_option
 from hoplite_ucx.cli.settings_options import ConfigOption, SetOption, settings_of_flags
 from hoplite_ucx.errors import HopliteError
-from hoplite_ucx.runtime.host.memory import store_limit
+from hoplite_ucx.runtime.host.memory_limits import store_limit
 from hoplite_ucx.runtime.launch.cluster import AGENT
 from hoplite_ucx.runtime.launch.inspection import token_towards
 from hoplite_ucx.runtime.launch.service import Service, ServicePlan
 from hoplite_ucx.runtime.launch.tokens import head_token
+from hoplite_ucx.runtime.launch.view_port import INSTALL, PORT, is_installed
 from hoplite_ucx.runtime.settings import load
 from hoplite_ucx.settings.errors import ConfigurationError
 from hoplite_ucx.settings.reading import CONFIG
@@ -52,6 +53,16 @@ def start(
             help="The rate of this host's network card, if the system does not report it.",
         ),
     ] = None,
+    metrics: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65534,
+            metavar="PORT",
+            help="Serve metrics to Prometheus: the agent's at this port of loopback, a directory's at the next; 0 "
+            "takes free ones.",
+        ),
+    ] = None,
     hand_over: Annotated[
         float,
         typer.Option(
@@ -61,6 +72,14 @@ def start(
             "holds, for this long at most.",
         ),
     ] = 0.0,
+    view: Annotated[
+        bool,
+        typer.Option("--view/--no-view", help="With --head, if it is installed: a live view for the browser."),
+    ] = True,
+    view_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help=f"The view's port; by default {PORT}, or any if that is in use."),
+    ] = None,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
@@ -78,7 +97,7 @@ def start(
         problem = f"other hosts cannot reach {host}: give one of this host's own addresses"
         raise typer.BadParameter(problem, param_hint="--host")
     try:
-        flags = settings_of_flags(changes, memory=memory, rate=rate)
+        flags = settings_of_flags(changes, memory=memory, rate=rate, metrics=metrics)
         settings = load(config, arguments=flags)
         limit = store_limit(settings.store.memory)
         token, token_file = head_token() if head else (token_towards(address or ""), None)
@@ -90,6 +109,8 @@ def start(
             port=port,
             settings=settings,
             variables={} if config is None else {CONFIG: str(config.absolute())},
+            view=view and is_installed(),
+            view_port=view_port,
         )
         service = Service(plan, lambda text: typer.echo(text, err=True))
         service.start()
@@ -128,8 +149,10 @@ def _show(service: Service, plan: ServicePlan, token_file: Path | None, as_json:
             "agent": agent["agent"],
             "agent_address": agent["address"],
             "head": head,
+            "metrics": service.metrics,
             "memory": plan.memory,
             "token_file": str(token_file) if token_file is not None else None,
+            "view": service.view,
             "pid": os.getpid(),
         }
         typer.echo(json.dumps(report))
@@ -137,9 +160,15 @@ def _show(service: Service, plan: ServicePlan, token_file: Path | None, as_json:
     if head:
         typer.echo(f"directory  {service.address}  (cluster {agent['cluster']})")
     typer.echo(f"agent      {agent['address']}  ({agent['agent']}, {format_size(plan.memory)} of memory)")
+    if service.metrics:
+        typer.echo(f"metrics    {', '.join(f'{url} ({role})' for role, url in service.metrics.items())}")
     if token_file is not None:
         typer.echo(f"token      {token_file}  (anyone who has it can join and run code as you)")
         if not is_loopback(parse_address(service.address)[0]):
             joining = f"hoplite start --address {service.address}"
             typer.echo(f"on other hosts, copy that file to the same place, then `{joining}`")
+    if service.view is not None:
+        typer.echo(f"view       {service.view}")
+    elif head and not is_installed():
+        typer.echo(f"view       {INSTALL} adds a live view for the browser")
     typer.echo(f"use it with HOPLITE_ADDRESS={service.address}; ctrl-C ends it")

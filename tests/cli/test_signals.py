@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hoplite_ucx.cli.signals import ending_noted
 from tests.runtime.test_faults import alive, without_address
 from tests.tools.commands import HOPLITE, interrupt_while_loading
 from tests.tools.waiting import HANG, eventually
@@ -129,3 +130,23 @@ def test_ctrl_c_before_the_command_has_read_its_arguments_is_silent() -> None:
     code = "from hoplite_ucx import cli\ndef app(**_): raise KeyboardInterrupt\ncli.app = app\ncli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_inside_a_block_a_signal_is_noted_and_interrupts_nothing(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with ending_noted() as is_ending:
+        assert not is_ending()
+        signal.raise_signal(number)
+        assert is_ending()
+    assert signal.getsignal(number) is before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_noted() as is_ending:
+            signal.raise_signal(signal.SIGHUP)
+            assert not is_ending()
+    finally:
+        signal.signal(signal.SIGHUP, before)

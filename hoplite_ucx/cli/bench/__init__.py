@@ -16,7 +16,23 @@ from hoplite_ucx.bench.bare.driver import measure_bare
 from hoplite_ucx.bench.harness.timing import progress_bar
 from hoplite_ucx.bench.hosts import namespaces as clusters
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterError
-from hoplite_ucx.cli.bench import breaks, dask, faults, fuzz, links, live, paper, peers, results, scale
+from hoplite_ucx.cli.bench import (
+    apps,
+    breaks,
+    dask,
+    fabric,
+    faults,
+    fuzz,
+    links,
+    live,
+    observed,
+    paper,
+    peers,
+    ray,
+    results,
+    scale,
+    view,
+)
 from hoplite_ucx.cli.bench.shared import RATE, SIZE, SMALL_SIZE, Hosts, Json, Rate, Repeat, Size, refusals, show
 from hoplite_ucx.cli.quantities import format_bandwidth, format_size
 
@@ -26,6 +42,7 @@ bare_app = typer.Typer(name="bare", help="The same operations with bare sockets,
 app.add_typer(cluster_app)
 app.add_typer(bare_app)
 app.add_typer(dask.app)
+app.add_typer(ray.app)
 
 live.add_to(app)
 faults.add_to(app)
@@ -35,7 +52,11 @@ app.command()(peers.peers)
 results.add_to(app)
 app.command()(breaks.breaks)
 app.command()(scale.scale)
+app.command()(fabric.fabric)
 app.command()(paper.paper)
+app.command()(view.view)
+app.command()(observed.observed)
+app.command()(apps.apps)
 
 Name = Annotated[str | None, typer.Option(help="The cluster's name; needed only if there are several.")]
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from hoplite_ucx.bench.dask.cases import Case
 from hoplite_ucx.bench.dask.hosts import reports
 from hoplite_ucx.bench.harness.timing import Measurement, limit_seconds, progress_bar
 from hoplite_ucx.bench.hosts.line_process import PeerError
+from hoplite_ucx.cli.bench.adapters import Operation, gains, growth, show_faults
 from hoplite_ucx.cli.bench.shared import RATE, Json, Rate, Repeat, Size, refusals, show
-from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
+from hoplite_ucx.cli.quantities import format_bandwidth, format_size
 
 app = typer.Typer(name="dask", help="Dask programs, plain and with hoplite_ucx.dask.", no_args_is_help=True)
 
@@ -25,15 +23,8 @@ Workers = Annotated[int, typer.Option(min=2, max=16, help="Hosts with a worker; 
 _SIZE: int = "64MiB"  # type: ignore[assignment]
 _SMALL: int = "1MiB"  # type: ignore[assignment]
 _ROUND_SECONDS = 300.0
-_GROWTH = 1.5
-_SLACK = {"descriptors": 16, "threads": 8, "memory": 64 << 20}
-_OURS = "hoplite"
-
-
-class Operation(StrEnum):
-    BROADCAST = "broadcast"
-    REDUCE = "reduce"
-    ALLREDUCE = "allreduce"
+LEFT = ("objects", "tasks", "shared")
+"""Nothing of these may be left after many rounds."""
 
 
 @app.command()
@@ -67,13 +58,7 @@ def speed(
                 typer.echo(each.json_line())
             continue
         show(measured, f"{name} of {format_size(size)}, {workers} workers, {format_bandwidth(rate)} each")
-        typer.echo("".join(f"{line}\n" for line in _gains(measured)))
-
-
-def _gains(measured: list[Measurement]) -> list[str]:
-    ours = next(each for each in measured if each.what == _OURS)
-    others = [each for each in measured if each is not ours]
-    return [f"hoplite is {each.seconds / ours.seconds:.2f} × as fast as {each.what}" for each in others]
+        typer.echo("".join(f"{line}\n" for line in gains(measured)))
 
 
 @app.command()
@@ -98,19 +83,9 @@ def faults(
             if as_json:
                 typer.echo(json.dumps(told[-1]))
     if not as_json:
-        _show_faults(told)
+        show_faults(told)
     if not all(each["right"] for each in told):
         raise typer.Exit(1)
-
-
-def _show_faults(told: list[dict[str, Any]]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in ("killed", "result", "after the fault"):
-        table.add_column(column, justify="right" if column == "after the fault" else "left")
-    for each in told:
-        result = "right" if each["right"] else each.get("why", "wrong").splitlines()[-1]
-        table.add_row(each["case"], result, format_duration(each["seconds"], 3) if "seconds" in each else "-")
-    Console(highlight=False).print(table)
 
 
 @app.command()
@@ -128,20 +103,8 @@ def rounds(
         looks = list(reports("endurance", plan, workers=workers, rate=rate, seconds=seconds, profile=False))
     for look in looks:
         typer.echo(json.dumps(look))
-    grown = growth(looks[0], looks[-1])
+    grown = growth(looks[0], looks[-1], nothing=LEFT)
     if not as_json:
         typer.echo("flat" if not grown else f"grown: {', '.join(grown)}")
     if grown:
         raise typer.Exit(1)
-
-
-def growth(early: dict[str, Any], late: dict[str, Any]) -> list[str]:
-    """What grew between a look after a tenth of the rounds and the last one, beyond the noise."""
-    grown = [name for name in ("objects", "tasks", "shared") if late[name] > 0]
-    for name in ("descriptors", "memory"):
-        for part, amount in late[name].items():
-            if amount > _GROWTH * early[name][part] + _SLACK[name]:
-                grown.append(f"{name} of {part}")
-    if late["threads"] > _GROWTH * early["threads"] + _SLACK["threads"]:
-        grown.append("threads")
-    return grown

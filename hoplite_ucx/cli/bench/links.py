@@ -12,7 +12,8 @@ from hoplite_ucx.bench.harness.timing import progress_bar
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterUnavailableError
 from hoplite_ucx.bench.measures.links import CONTESTS, Contest, Result, contests_here, measure_links, rounds_of
 from hoplite_ucx.cli.bench.shared import WIDTH, Json, Repeat, refusals
-from hoplite_ucx.cli.quantities import format_duration, format_size, size_option
+from hoplite_ucx.cli.quantities import bandwidth_option, format_duration, format_size, size_option
+from hoplite_ucx.gpu import driver as cuda
 from hoplite_ucx.transports.detection import detect
 
 _STREAM: int = "256MiB"  # type: ignore[assignment]
@@ -36,6 +37,9 @@ def links(
     frame: Annotated[list[int], typer.Option(parser=size_option, help="Size of a frame; may be repeated.")] = _FRAMES,
     repeat: Repeat = 7,
     hosts: Annotated[bool, typer.Option("--hosts/--no-hosts", help="Also measure between two emulated hosts.")] = True,
+    rate: Annotated[
+        float | None, typer.Option(parser=bandwidth_option, help="Of emulated hosts. By default, what they reach.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Throughput and latency of each transport, compared with bare sockets, a bare UCX loop, or memcpy."""
@@ -47,7 +51,7 @@ def links(
         results = measure_links(contests, size=size, frames=frames, repeat=repeat, advance=advance)
         if hosts and between:
             try:
-                with Cluster(2, None) as cluster:
+                with Cluster(2, rate) as cluster:
                     results += measure_links(
                         between, hosts=cluster.hosts, size=size, frames=frames, repeat=repeat, advance=advance
                     )
@@ -64,7 +68,8 @@ def _chosen(names: list[str] | None) -> list[Contest]:
     """The transports that were asked for, or all that this machine has."""
     if names is None:
         machine = detect()
-        return contests_here(ucx=not machine.ucx.failure, rdma=machine.rdma)
+        gpus = 0 if cuda.unavailable() is not None else cuda.load().count
+        return contests_here(ucx=not machine.ucx.failure, rdma=machine.rdma, gpus=gpus)
     unknown = [name for name in names if name not in CONTESTS]
     if unknown:
         raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(CONTESTS)}", param_hint="--transport")

@@ -62,7 +62,7 @@ RateOrMeasured = Annotated[
 ]
 HostsFile = Annotated[
     Path | None,
-    typer.Option(dir_okay=False, help="A file of machines to use through ssh, one per line; see docs/benchmarks.md."),
+    typer.Option(dir_okay=False, help="A file of machines to use through ssh, one per line; see docs/measuring.md."),
 ]
 Ssh = Annotated[str, typer.Option(help="The ssh command for them, with options: ssh -i KEY.")]
 

@@ -13,11 +13,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hoplite_ucx.bench.harness.journal import Journal
 from hoplite_ucx.bench.harness.machine_facts import facts, versions
 from hoplite_ucx.bench.harness.plots import load_pyplot
-from hoplite_ucx.bench.hosts.line_process import PeerError
 from hoplite_ucx.bench.hosts.namespaces import Cluster
-from hoplite_ucx.bench.paper.journal import Journal
 from hoplite_ucx.bench.paper.plan import DEFAULT, QUICK, Part, parts
 from hoplite_ucx.bench.paper.report import write_report
 from hoplite_ucx.bench.paper.running import run_parts
@@ -25,7 +24,7 @@ from hoplite_ucx.bench.peers.launching import PEERS, why_missing
 from hoplite_ucx.cli.bench.shared import refusals
 from hoplite_ucx.cli.signals import INTERRUPTED
 
-RECORDS, REPORT = "records.jsonl", "report.html"
+REPORT = "report.html"
 
 
 def paper(
@@ -48,7 +47,7 @@ def paper(
         load_pyplot()
         with Cluster(1):  # whether there can be any
             pass
-        journal = _journal_in(output)
+        journal = Journal.in_folder(output)
         missing = {name: why for name in PEERS if peers and (why := why_missing(name)) is not None}
         here = [name for name in PEERS if peers and name not in missing]
         chosen = parts(grid, here)
@@ -83,14 +82,6 @@ def paper(
         raise typer.Exit(INTERRUPTED)
     if problems:
         raise typer.Exit(1)
-
-
-def _journal_in(output: Path) -> Journal:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PeerError(f"{output} cannot be created: {error}") from error
-    return Journal(output / RECORDS)
 
 
 def _tell_missing(journal: Journal, name: str, why: str | None) -> None:

@@ -1,4 +1,4 @@
-"""`hoplite bench compare | plot`: compare two runs, plot figures. Also what all tables of figures share."""
+"""`hoplite bench compare | page | plot`: compare two runs, write a page, plot; and what tables share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hoplite_ucx.bench.harness.page import Recording, readme_table, with_table
+from hoplite_ucx.bench.harness.page import page as render_page
 from hoplite_ucx.bench.harness.plots import draw, save
 from hoplite_ucx.bench.harness.records import Figure, changes, read_figures
 from hoplite_ucx.cli.bench.shared import WIDTH, refusals
@@ -19,7 +21,7 @@ Results = Annotated[Path, typer.Argument(help="JSON lines, as the commands print
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (compare, plot):
+    for command in (compare, page, plot):
         app.command()(command)
 
 
@@ -63,6 +65,27 @@ def plot(
         figures = read_figures(results)
         made = save(draw(figures, results.stem), output or results)
     typer.echo(" ".join(str(path) for path in made))
+
+
+def page(
+    results: Results,
+    output: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="The page to write; by default it is printed.")
+    ] = None,
+    readme: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="A page whose short table is replaced as well.")
+    ] = None,
+) -> None:
+    """Write figures as a page of the manual: one table, one machine, one commit, and where others are faster."""
+    with refusals():
+        recording = Recording(results)
+        text = render_page(recording, f"hoplite bench page {results}")
+        if readme is not None:
+            readme.write_text(with_table(readme.read_text(), readme_table(recording)))
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text)
 
 
 # --- tables and options -----------------------------------------------------------------------------------------
