@@ -5,6 +5,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -21,9 +22,10 @@ settings.load_profile(os.environ.get("TEST_EXAMPLES", "hoplite"))
 _configuration = tempfile.TemporaryDirectory()
 os.environ["XDG_CONFIG_HOME"] = _configuration.name
 
-# A shell's background jobs ignore ctrl-C, and so would every process that a test starts and interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background jobs ignore ctrl-C, those of nohup SIGHUP, and so would the processes that tests start and end.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +36,23 @@ def emulated_hosts() -> None:
             pass
     except ClusterUnavailableError as unavailable:
         pytest.skip(str(unavailable))
+
+
+_TOGETHER = ("tests/ray/", "tests/view/")
+"""Folders whose tests share what takes long to start: a Ray, a browser."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of such a folder run in one process, all others wherever there is time. (The marks of xdist for that
+    have no effect with pytest 9.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in _TOGETHER if nodeid.startswith(folder)), nodeid)
+
+    return Together(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,6 +51,13 @@ def whole_again(worker: Peer, nodes: int) -> dict[str, Any]:
     return told[0]
 
 
+def has_begun(worker: Peer, ref: str) -> bool:
+    """Whether bytes of the object have come to the worker's host; all of them, if the test itself was held up."""
+    seen = worker.ask("look").done
+    assert seen is not None
+    return ref in seen["phases"] and (seen["phases"][ref] == "complete" or any(s["position"] for s in seen["streams"]))
+
+
 @pytest.fixture
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOPLITE_")}
@@ -69,7 +76,7 @@ def test_a_directory_dies_in_the_middle_of_a_broadcast(environment: dict[str, st
             ref = secrets.token_hex(16)
             assert workers[0].ask("put", ref=ref, size=SIZE, seed=1).done is not None
             gets = [(worker, worker.tell("get", refs=[ref])) for worker in workers[1:]]
-            time.sleep(0.3)
+            eventually(lambda: all(has_begun(worker, ref) for worker in workers[1:]))
             os.kill(directory_of(head.pid), signal.SIGKILL)
             answers = [worker.answer(ticket, time.monotonic() + HANG) for worker, ticket in gets]
             assert all(answer.done is not None for answer in answers), [str(answer) for answer in answers]

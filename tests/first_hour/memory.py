@@ -10,7 +10,7 @@ import numpy as np
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import GetTimeoutError, StoreFullError
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.worker import client, default_cluster
 from tests.first_hour.findings import finding
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import hoplite_ucx as hoplite
 from hoplite_ucx.errors import InvalidRequestError, StoreFullError
-from hoplite_ucx.runtime.host import memory
+from hoplite_ucx.runtime.host import memory_limits
 from hoplite_ucx.runtime.launch import cluster
 from hoplite_ucx.transports.errors import WrongTokenError
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
@@ -80,7 +80,7 @@ def garbage() -> str:
 
 @finding("14b", "init(memory='900GiB') on a smaller host")
 def too_much_memory() -> str:
-    with mock.patch.object(memory, "host_memory", return_value=24 << 30):
+    with mock.patch.object(memory_limits, "host_memory", return_value=24 << 30):
         try:
             hoplite.connect(memory="900GiB")
         except InvalidRequestError as error:

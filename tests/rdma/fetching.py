@@ -6,6 +6,7 @@ no half of one. Packages of another Debian release come from where apt gets this
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ _QEMU = ("qemu-system-x86",)
 _GUEST = ("ibverbs-providers", "ibverbs-utils", "perftest", "kmod", "busybox-static", "iproute2")
 _KERNEL = "linux-image-amd64"
 _NOT_OURS = re.compile(r"^(lib)?(systemd|udev)|^lib(pam|nss)-systemd|^(initramfs-tools|linux-base|apparmor|dracut)")
+_XZ, _ELF = b"\xfd7zXZ\x00", b"\x7fELF"
 _MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 _UNUSED = [
     *(
@@ -67,10 +69,16 @@ class Cache:
         """What lies over this machine's own files in a guest: rdma-core, perftest, kmod, the kernel and its modules."""
         return self._piece("userland", "rdma-core, perftest and a stock kernel", self._make_userland)
 
+    def kernel(self) -> Path:
+        """Not compressed, where that can be undone here: in software a guest takes longer for it than for its boot."""
+        userland = self.userland()
+        return self._piece("kernel", "", lambda into: _make_kernel(userland, into)) / "vmlinux"
+
     def initramfs(self) -> Path:
         """Always made anew: it takes a moment, and holds a file of ours."""
         userland = self.userland()
-        return self._piece("initramfs", "", lambda into: self._make_initramfs(userland, into), again=True)
+        there = self._piece("initramfs", "", lambda into: _make_initramfs(userland, into), again=True)
+        return there / "initrd.gz"
 
     def ucx(self) -> Path:
         return self._piece("ucx", "a UCX with verbs", self._make_ucx)
@@ -108,25 +116,6 @@ class Cache:
         if not kernels:
             raise LackingError(f"apt knows no {_KERNEL}: this needs Debian and its package lists (`apt-get update`)")
         self._unpacked(into, [*self._download(into, _GUEST), *self._download(into, (kernels[0],), alone=True)])
-
-    def _make_initramfs(self, userland: Path, into: Path) -> None:
-        tree = max((userland / "usr/lib/modules").iterdir())
-        kernels = [userland / "boot" / f"vmlinuz-{tree.name}", tree / "vmlinuz"]
-        shutil.copy(next(kernel for kernel in kernels if kernel.exists()), into / "vmlinuz")
-        if not (tree / "modules.dep").exists():
-            kmod = userland / "usr/bin/kmod"
-            _run(["depmod", "-b", str(userland), tree.name], "depmod", executable=str(kmod))
-        files = into / "files"
-        for folder in ("bin", "modules", "proc", "sys", "dev", "lower", "over", "rw", "new"):
-            (files / folder).mkdir(parents=True)
-        busybox = next(path for path in (userland / "usr/bin/busybox", userland / "bin/busybox") if path.exists())
-        shutil.copy(busybox, files / "bin/busybox")
-        shutil.copy(GUEST_FILES / "init.sh", files / "init")
-        (files / "init").chmod(0o755)
-        (files / "modules.list").write_text("".join(f"{name}\n" for name in _modules(tree, files / "modules")))
-        archive = f"cd {files} && find . | bin/busybox cpio -o -H newc | gzip -1 > {into}/initrd.gz"
-        _run(["sh", "-c", archive], "cpio")
-        shutil.rmtree(files)
 
     def _make_ucx(self, into: Path) -> None:
         wheels = into / "wheels"
@@ -239,6 +228,36 @@ class Cache:
             tar = ["tar", "-x", "--keep-directory-symlink", "-C", str(into), *excludes]
             _pipe(["dpkg-deb", "--fsys-tarfile", str(package)], tar)
             package.unlink()
+
+
+def _make_kernel(userland: Path, into: Path) -> None:
+    tree = max((userland / "usr/lib/modules").iterdir())
+    kernels = [userland / "boot" / f"vmlinuz-{tree.name}", tree / "vmlinuz"]
+    packed = next(kernel for kernel in kernels if kernel.exists()).read_bytes()
+    whole = packed
+    if (begin := packed.find(_XZ)) > 0:
+        with suppress(lzma.LZMAError):
+            found = lzma.LZMADecompressor().decompress(packed[begin:])
+            whole = found if found.startswith(_ELF) else packed
+    (into / "vmlinux").write_bytes(whole)
+
+
+def _make_initramfs(userland: Path, into: Path) -> None:
+    tree = max((userland / "usr/lib/modules").iterdir())
+    if not (tree / "modules.dep").exists():
+        kmod = userland / "usr/bin/kmod"
+        _run(["depmod", "-b", str(userland), tree.name], "depmod", executable=str(kmod))
+    files = into / "files"
+    for folder in ("bin", "modules", "proc", "sys", "dev", "lower", "over", "rw", "new"):
+        (files / folder).mkdir(parents=True)
+    busybox = next(path for path in (userland / "usr/bin/busybox", userland / "bin/busybox") if path.exists())
+    shutil.copy(busybox, files / "bin/busybox")
+    shutil.copy(GUEST_FILES / "init.sh", files / "init")
+    (files / "init").chmod(0o755)
+    (files / "modules.list").write_text("".join(f"{name}\n" for name in _modules(tree, files / "modules")))
+    archive = f"cd {files} && find . | bin/busybox cpio -o -H newc | gzip -1 > {into}/initrd.gz"
+    _run(["sh", "-c", archive], "cpio")
+    shutil.rmtree(files)
 
 
 def _mirror() -> tuple[str, str]:

@@ -88,14 +88,17 @@ def test_kvm_that_refuses_is_replaced_by_software(tmp_path: Path, monkeypatch: p
     qemu.chmod(0o755)
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path == "/dev/kvm" or real(path, mode))
-    cache = SimpleNamespace(
-        qemu=lambda: tmp_path / "qemu", initramfs=lambda: tmp_path, userland=lambda: tmp_path, ucx=lambda: tmp_path
-    )
+    pieces = dict.fromkeys(("kernel", "initramfs", "userland", "ucx"), lambda: tmp_path)
+    cache = SimpleNamespace(qemu=lambda: tmp_path / "qemu", place=tmp_path, **pieces)
     said: list[str] = []
     result = guests.run_in_qemu(cache, Plan("quick", Path.cwd(), folder, 60.0), said.append)  # type: ignore[arg-type]
     assert result.passed
     assert result.machine == "qemu in software"
     assert any("KVM refuses (it ended at once: failed to set MSR)" in line for line in said)
+    said.clear()
+    again = guests.run_in_qemu(cache, Plan("quick", Path.cwd(), folder, 60.0), said.append)  # type: ignore[arg-type]
+    assert again.passed
+    assert not any("KVM" in line for line in said), "it is not tried twice between two boots of this machine"
 
 
 def test_a_piece_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

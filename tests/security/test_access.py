@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import hoplite_ucx as hoplite
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.launch.service import ServicePlan
-from hoplite_ucx.runtime.launch.tokens import read_token
-from hoplite_ucx.runtime.local import wire
+from hoplite_ucx.runtime.launch.tokens import head_token, read_token
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.local.socket_names import agents
 from hoplite_ucx.runtime.worker.connection import Connection
 from hoplite_ucx.transports.errors import WrongTokenError
@@ -67,8 +68,36 @@ def test_token_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.unlink()
     path.mkdir(0o700)
     refused("not a regular file")
+
+
+def test_a_token_and_a_file_with_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever counted, somebody would be surprised, and would look for the reason in the wrong place."""
+    path = tmp_path / "token"
+    path.write_text("from the file\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("HOPLITE_TOKEN_FILE", str(path))
     monkeypatch.setenv("HOPLITE_TOKEN", "from the variable")
-    assert read_token() == b"from the variable"
+    for read in (read_token, head_token):
+        with pytest.raises(HopliteError, match="HOPLITE_TOKEN and the file that HOPLITE_TOKEN_FILE names") as caught:
+            read()
+        assert str(path) in str(caught.value)
+        assert "from the" not in str(caught.value), "a token is not shown"
+    monkeypatch.setenv("HOPLITE_TOKEN", "from the file")
+    assert read_token() == b"from the file"
+
+
+def test_a_programs_own_cluster_has_its_own_token_though_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("of another cluster\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("HOPLITE_TOKEN_FILE", str(path))
+    for name in ("HOPLITE_ADDRESS", "HOPLITE_AGENT", "HOPLITE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with hoplite.init():
+        assert read_token() == os.environ["HOPLITE_TOKEN"].encode(), "as processes started from here read it"
+    assert read_token() == b"of another cluster"
 
 
 def test_no_token_is_shown_or_on_a_command_line() -> None:

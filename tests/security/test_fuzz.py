@@ -33,6 +33,7 @@ def test_every_parser_raises_its_own_errors_only(parser, data) -> None:  # type:
 
 @given(text=st.text(max_size=80))
 def test_configurations(text: str) -> None:
+    """Whatever a file or a variable says is read, or refused with the one error that names the place."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hoplite.toml"
         path.write_text(text)

@@ -92,7 +92,7 @@ def test_a_head_tells_other_hosts_what_to_do(home: Path, capsys: pytest.CaptureF
     agent = {"address": "198.18.0.1:4711", "agent": "1234", "cluster": "abcd"}
     plan = ServicePlan(token=b"secret", memory=1 << 20)
     for host, told in (("198.18.0.1", True), ("127.0.0.1", False)):
-        started = SimpleNamespace(address=f"{host}:7777", agent=agent)
+        started = SimpleNamespace(address=f"{host}:7777", agent=agent, metrics={}, view=None)
         _show(started, plan, home, False)  # type: ignore[arg-type]
         said = capsys.readouterr().out
         assert f"token      {home} " in said

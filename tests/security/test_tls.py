@@ -141,6 +141,12 @@ class Echo:
         await asyncio.sleep(0.05)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handshake of a busy machine may take its time."""
+    monkeypatch.setattr("hoplite_ucx.transports.wire.session.HANDSHAKE_SECONDS", HANG / 3)
+
+
 @contextmanager
 def tap(address: str) -> Iterator[tuple[str, bytearray]]:
     """Stands between two sides, and keeps all that they say."""
@@ -176,6 +182,7 @@ def tap(address: str) -> Iterator[tuple[str, bytearray]]:
         threads[0].join(HANG)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("secure", [True, False])
 def test_what_a_session_says_is_seen_only_without_tls(run: Callable[..., None], files: TlsFiles, secure: bool) -> None:
     tls = Tls(files) if secure else None
@@ -208,6 +215,7 @@ def test_what_a_session_says_is_seen_only_without_tls(run: Callable[..., None], 
     run(work())
 
 
+@pytest.mark.usefixtures("patient")
 def test_one_side_with_tls_and_one_without(run: Callable[..., None], files: TlsFiles) -> None:
     async def work() -> None:
         for theirs, mine in ((Tls(files), None), (None, Tls(files))):
@@ -219,6 +227,7 @@ def test_one_side_with_tls_and_one_without(run: Callable[..., None], files: TlsF
     run(work())
 
 
+@pytest.mark.usefixtures("patient")
 def test_certificates_of_another_authority(run: Callable[..., None], files: TlsFiles, tmp_path: Path) -> None:
     """Also if one side would accept the other, both must."""
     other = Authority.make(tmp_path, "other")
@@ -246,6 +255,7 @@ def test_certificates_of_another_authority(run: Callable[..., None], files: TlsF
     run(work())
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_certificate_does_not_replace_the_token(run: Callable[..., None], files: TlsFiles) -> None:
     tls = Tls(files)
 

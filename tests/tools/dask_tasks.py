@@ -5,10 +5,12 @@ import threading
 from typing import Any
 
 import numpy as np
+from distributed import Event
 
 import hoplite_ucx.dask as hoplite_dask
 from hoplite_ucx.dask import leases
 from hoplite_ucx.dask.decoded_values import values
+from tests.tools.waiting import HANG
 
 Array = Any
 
@@ -19,6 +21,15 @@ def make(size: int, value: float) -> Array:
 
 def fail(*_: object, **__: object) -> Array:
     raise ZeroDivisionError("the source's own exception")
+
+
+def time_out() -> Array:
+    raise TimeoutError("of the user's")
+
+
+def make_after(event: str, size: int) -> Array:
+    assert Event(event).wait(HANG)
+    return make(size, 100.0)
 
 
 def share_array(size: int, value: float) -> hoplite_dask.SharedResult:

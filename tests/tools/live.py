@@ -1,9 +1,12 @@
 """A cluster of real processes on loopback, and hosts of it as tests use them: one client per agent."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.launch import processes
@@ -11,6 +14,7 @@ from hoplite_ucx.runtime.launch.cluster import agent_task, directory_task
 from hoplite_ucx.runtime.launch.processes import Child
 from hoplite_ucx.runtime.local.socket_names import socket_name
 from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.settings import HostSettings, ProcessSettings, load
 from hoplite_ucx.runtime.worker import calls
 from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
@@ -105,19 +109,29 @@ class Live:
 def spawn(role: str, task: dict[str, Any]) -> Child:
     process = processes.start(role, tied_to_thread=True)
     processes.tell(process, task)
-    return processes.await_ready(role, process, HANG)
+    return processes.await_ready(role, process, ProcessSettings(start=HANG))
+
+
+def patient() -> HostSettings:
+    """For tests in which no host is silent on purpose: those that a busy machine holds up are not suspected, so that
+    every stream comes in one piece from its first sender. Who is killed is dead at once all the same."""
+    usual = load()
+    cluster = msgspec.structs.replace(usual.cluster, suspicion=HANG / 3, lease=HANG)
+    return dataclasses.replace(usual, cluster=cluster)
 
 
 @contextlib.contextmanager
-def live_cluster(count: int, memory: int = 1 << 30, host: str = "127.0.0.1") -> Iterator[Live]:
-    """`host` is where the directory listens."""
+def live_cluster(
+    count: int, memory: int = 1 << 30, host: str = "127.0.0.1", settings: HostSettings | None = None
+) -> Iterator[Live]:
+    """`host` is where the directory listens. The settings are those of the cluster."""
     starting = [processes.start("agent", tied_to_thread=True) for _ in range(count)]
-    live = Live(spawn("directory", directory_task(TOKEN, host)), [])
+    live = Live(spawn("directory", directory_task(TOKEN, host, settings=settings)), [])
     try:
         for process in starting:
             processes.tell(process, agent_task(live.address, TOKEN, memory, RATE, "127.0.0.1"))
         for process in starting:
-            agent = processes.await_ready("agent", process, HANG)
+            agent = processes.await_ready("agent", process, ProcessSettings(start=HANG))
             live.hosts.append(Host(agent, Client(socket_name(agent.report["cluster"], agent.report["agent"]))))
         yield live
     finally:

@@ -1,4 +1,4 @@
-"""The README's blocks, and what their commands print."""
+"""Blocks of the README and of the page about demo and simulator, and what their commands print."""
 
 import re
 import shlex
@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
+_TEXT = (ROOT / "README.md").read_text() + (ROOT / "docs" / "try.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", _TEXT, re.MULTILINE | re.DOTALL)
 PREFIX = ".venv/bin/hoplite simulate "
 SIMULATED = [block for _, block in BLOCKS if block.startswith(PREFIX)]
 SHOWN = [block.split("\n\n", 1) for block in SIMULATED if "\n\n" in block]

@@ -8,6 +8,7 @@ HANG = 60.0
 
 
 def eventually(holds: Callable[[], object], seconds: float = HANG) -> None:
+    """Asserts that it becomes so."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not become so in time"

@@ -7,6 +7,7 @@ import pytest
 
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
 from tests.rdma.inside.endpoints import RcEndpoint
+from tests.tools.links import run_check
 
 # The stream checks that take seconds even in software, and one kill.
 _QUICK = ("order", "odd_sizes", "zero_length", "growing_source", "relay", "resume", "cancel_early", "sender_killed")
@@ -18,5 +19,5 @@ def _tiered(check: Callable[[Maker], None]) -> Any:
 
 
 @pytest.mark.parametrize("check", [_tiered(check) for check in CHECKS])
-def test_conformance(check: Callable[[Maker], None]) -> None:
-    check(RcEndpoint)
+def test_conformance(monkeypatch: pytest.MonkeyPatch, check: Callable[[Maker], None]) -> None:
+    run_check(monkeypatch, check, RcEndpoint)

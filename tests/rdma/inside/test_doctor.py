@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from hoplite_ucx.cli import app
 
 HOPLITE = str(Path(sys.executable).with_name("hoplite"))
 NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
@@ -26,10 +29,23 @@ def doctor(*before: str, **variables: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.tier("quick")
-@pytest.mark.parametrize("variable", ["HOPLITE_LINKS_REQUIRE", "HOPLITE_LINKS_TRANSPORT"])
-def test_rdma_on_named_devices_starts(variable: str) -> None:
-    status, report = doctor(**{variable: "rdma", "HOPLITE_UCX_NET_DEVICES": "rxe0:1"})
+def doctor_here(**variables: str) -> tuple[int, dict[str, Any]]:
+    """In this process, which has loaded UCX: a Python that loads it takes a minute in software."""
+    done = CliRunner().invoke(app, ["doctor", "--json"], env=variables)
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("run", "variable"),
+    [
+        pytest.param(doctor_here, "HOPLITE_LINKS_REQUIRE", marks=pytest.mark.tier("quick")),
+        pytest.param(doctor_here, "HOPLITE_LINKS_TRANSPORT", marks=pytest.mark.tier("quick")),
+        pytest.param(doctor, "HOPLITE_LINKS_REQUIRE", marks=pytest.mark.tier("default")),
+    ],
+    ids=["required", "chosen", "as a command"],
+)
+def test_rdma_on_named_devices_starts(run: Callable[..., tuple[int, dict[str, Any]]], variable: str) -> None:
+    status, report = run(**{variable: "rdma", "HOPLITE_UCX_NET_DEVICES": "rxe0:1"})
     assert (status, report["configuration_error"], report["problems"]) == (0, None, [])
     assert report["rdma"]
     assert [device["name"] for device in report["devices"]] == ["rxe0"]

@@ -33,4 +33,4 @@ def test_the_report_is_complete() -> None:
     assert "rc_verbs/rxe0:1" in report["lanes"]
     assert report["kills"]["kill_noticed_seconds"] > 0
     assert report["not_tried_on_hardware"][0] == "several RDMA rails"
-    assert {"machines", "throughput", "registration", "ucx_perftest", "rails"} <= report.keys()
+    assert {"machines", "throughput", "registration", "ucx_perftest", "rails", "ucx_py"} <= report.keys()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hoplite_ucx.transports.buffers import Memory
 from hoplite_ucx.transports.interface import Fault, Side
-from hoplite_ucx.transports.memory import Memory
 from hoplite_ucx.transports.testing.conformance.tools import Receiving, Serving, filled, next_key, pattern
 from hoplite_ucx.transports.testing.ucx_endpoint import UcxEndpoint
 from hoplite_ucx.transports.ucx.settings import UcxSettings

@@ -1,13 +1,17 @@
 """Live clusters over RDMA: chosen by itself, right, and replaced by TCP when it breaks in the middle of an object."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.rdma.inside.hosts import Host, Running, cluster, sh
-from tests.tools.waiting import eventually
+from tests.rdma.inside.hosts import HOPLITE, Host, Running, cluster, networks, sh
+from tests.tools.waiting import HANG, eventually
 
 pytestmark = pytest.mark.tier("live")
 
@@ -51,15 +55,60 @@ def test_a_host_without_rdma_is_reached_over_tcp() -> None:
         assert transports == {"tcp"}
 
 
-def test_two_rails(record_property: Callable[[str, object], None]) -> None:
-    """Right with two devices on each host. UCX 1.23 was seen to use one of the two, though it may use both; why is not
-    known. Which lanes it used is in the figures, and not asserted."""
-    with cluster(2, 2) as running:
+def test_two_rails(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """Both devices of each host carry their half. UCX by itself uses one: it takes the other for unreachable, though
+    there is a route to its network."""
+    path = tmp_path / "hoplite.toml"
+    path.write_text('[ucx]\noptions = { IB_ROCE_REACHABILITY_MODE = "all" }\n')
+    with cluster(2, 2, HOPLITE_CONFIG=str(path)) as running:
+        before = [running.hosts[1].packets(rail) for rail in (1, 2)]
         assert running.workers[0].ask("put", name="one", seed=1, size=SIZE)
         assert running.workers[1].ask("get", name="one", seed=1, size=SIZE)["right"]
         lanes = running.hosts[1].lanes()
+        carried = [running.hosts[1].packets(rail) - count for rail, count in zip((1, 2), before, strict=True)]
         record_property("lanes", " ".join(sorted(lanes)))
-        assert lanes & {"rc_verbs/rx21:1", "rc_verbs/rx22:1"}, running.hosts[1].links()
+        record_property("packets", " and ".join(map(str, carried)))
+        assert {"rc_verbs/rx21:1", "rc_verbs/rx22:1"} <= lanes, running.hosts[1].links()
+        assert min(carried) > max(carried) / 2
+
+
+# ssh for hosts in namespaces: takes ssh's options and does without them.
+SSH = """#!/bin/sh
+while true; do
+    case "$1" in -T) shift ;; -o | -p) shift 2 ;; *) break ;; esac
+done
+host="$1"
+shift
+exec ip netns exec "$host" sh -c "$*"
+"""
+
+
+def test_the_links_of_a_host_list_are_measured(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """`hoplite bench fabric`, end to end: each way, the lanes it really had, perftest, and a configuration."""
+    ssh, listed = tmp_path / "ssh", tmp_path / "hosts"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    with networks(2, 2) as hosts:
+        lines = [
+            f"{host.name} address={host.address} devices={host.devices()} python={sys.executable}" for host in hosts
+        ]
+        listed.write_text("\n".join(lines))
+        command = [HOPLITE, "bench", "fabric", "--hosts-file", str(listed), "--ssh", str(ssh), "--json"]
+        sizes = ["--size", "4MiB", "--repeat", "2", "--memory", "100MiB"]
+        done = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=HANG * 8, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert list(report["ways"]) == ["tcp", "ucx over tcp", "rdma, 1 rail", "rdma, 2 rails"], report["not_run"]
+    for name, found in report["ways"].items():
+        record_property(name, {op: round(each["seconds"], 3) for op, each in found["operations"].items()})
+    assert "rc_verbs/rx11:1" in report["ways"]["rdma, 1 rail"]["lanes"]
+    assert all(lane.startswith("tcp/") for lane in report["ways"]["ucx over tcp"]["lanes"])
+    assert report["perftest"]["rx11:1 rx21:1"]["bytes_per_second"] > 0, report["perftest"]
+    record_property(
+        "perftest", {rail: round(each["bytes_per_second"] / 1e6) for rail, each in report["perftest"].items()}
+    )
+    record_property("advised", report["advised"])
+    assert report["configuration"].startswith("[links]") or report["configuration"].startswith("# on h1")
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
@@ -127,15 +176,40 @@ def test_rdma_that_breaks_in_mid_object(how: str, record_property: Callable[[str
         used = {link["transport"] for link in running.hosts[1].links() if link["side"] == "receiving" and link["bytes"]}
         assert "tcp" in used
         BREAKS[how][1](running)
-        number = iter(range(100))
+        comes_back(running)
 
-        def back() -> bool:
-            name = f"again {next(number)}"
-            assert holder.ask("put", name=name, seed=2, size=MIB)
-            assert getter.ask("get", name=name, seed=2, size=MIB)["right"]
-            return "rc_verbs/rx21:1" in running.hosts[1].lanes()
 
-        try:
-            eventually(back)
-        except AssertionError:
-            raise AssertionError(f"RDMA did not come back: {running.hosts[1].links()}") from None
+def comes_back(running: Running) -> None:
+    """Small objects, until one comes over RDMA again."""
+    holder, getter = running.workers[:2]
+    number = iter(range(10_000))
+
+    def back() -> bool:
+        name = f"again {next(number)}"
+        assert holder.ask("put", name=name, seed=2, size=MIB)
+        assert getter.ask("get", name=name, seed=2, size=MIB)["right"]
+        return "rc_verbs/rx21:1" in running.hosts[1].lanes()
+
+    try:
+        eventually(back)
+    except AssertionError:
+        raise AssertionError(f"RDMA did not come back: {running.hosts[1].links()}") from None
+
+
+def test_auto_returns_to_rdma_when_its_network_is_well_again() -> None:
+    """The TCP network is the slower one here, as it is where there are cards; else `auto` would stay with it."""
+    with cluster(1, 1, HOPLITE_LINKS_COOLDOWN="3") as running:
+        holder, getter = running.workers
+        for host in running.hosts:
+            sh(f"tc -n {host.name} qdisc add dev {host.name}t root netem rate 80mbit")
+        for number in range(3):
+            assert holder.ask("put", name=f"before {number}", seed=7, size=8 * MIB)
+            assert getter.ask("get", name=f"before {number}", seed=7, size=8 * MIB)["right"]
+        assert "rc_verbs/rx21:1" in running.hosts[1].lanes(), running.hosts[1].links()
+        BREAKS["packets are dropped"][0](running)
+        assert holder.ask("put", name="one", seed=1, size=8 * MIB)
+        assert getter.ask("get", name="one", seed=1, size=8 * MIB)["right"]
+        used = {link["transport"] for link in running.hosts[1].links() if link["side"] == "receiving" and link["bytes"]}
+        assert "tcp" in used
+        BREAKS["packets are dropped"][1](running)
+        comes_back(running)

@@ -1,4 +1,4 @@
-"""The simulated ratios of docs/benchmarks.md are what its commands compute."""
+"""The simulated ratios of docs/simulated.md are what its commands compute."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "simulated.md"
 ROWS = re.findall(r"^\| .* \| (.*) \| `((?:broadcast|gather|reduce|allreduce) .*)` \|$", PAGE.read_text(), re.MULTILINE)
 RATIO = r"(≤ )?(\d+\.(\d+)) × (?:\d )?(?:S/B|the limit)"
 TOO_LONG = "allreduce --nodes 64"  # 17 s
