@@ -106,7 +106,7 @@ def _show(
         console.print(f"memory of GPUs over {transport}: {path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"links to other hosts: {'RDMA can be used' if machine.rdma else 'TCP'}")
     console.print(
-        f"limits: {_limit(machine.open_files)} file descriptors, {_limit(machine.locked_memory)} bytes locked"
+        f"limits: {_limit(machine.open_files)} file descriptors, {_limit(machine.locked_memory)} bytes of memory locked"
     )
     if not problems and refused is None:
         console.print("no problems found")

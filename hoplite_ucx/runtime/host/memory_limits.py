@@ -57,4 +57,4 @@ def _group_limits(root: Path) -> list[int]:
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:.3g} GiB"
+    return f"{round(size / GIB, 1):,g} GiB"

@@ -14,6 +14,7 @@ import secrets
 import select
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -24,7 +25,7 @@ from hoplite_ucx.transports.wire.addresses import socket_address
 PROGRAM = "hoplite_ucx.view"
 LIBRARY = "aiohttp"
 PORT = 7778
-INSTALL = "pip install 'hoplite-ucx[view]'"
+INSTALL = f"{sys.executable} -m pip install 'hoplite-ucx[view]'"
 _BACKLOG = 64
 _STOP_SECONDS = 3.0
 _PURPOSE = b"hoplite view of cluster "
