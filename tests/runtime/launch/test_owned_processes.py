@@ -129,6 +129,11 @@ def test_an_agent_ends_some_time_after_its_directory(directory: hoplite.Director
         assert agent.wait(HANG)
 
 
+def test_a_wrong_address_is_told_which_clusters_have_agents_here(directory: hoplite.DirectoryProcess) -> None:
+    with agent_of(directory), pytest.raises(ClosedError, match=rf"agents here belong to .*{directory.address}"):
+        hoplite.connect("127.0.0.1:9")
+
+
 def test_a_process_goes_on_with_the_agent_that_was_started_again(directory: hoplite.DirectoryProcess) -> None:
     with agent_of(directory) as first, hoplite.connect(directory.address) as cluster:
         mine = cluster.get(cluster.put(np.arange(100_000)))
