@@ -8,7 +8,7 @@ import hmac
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -160,6 +160,7 @@ def join(
     except (ValueError, OSError) as error:
         raise _invalid(f"{address!r} cannot be a directory's address: {error}", "correct the address") from error
     began = time.monotonic()
+    elsewhere: set[str] = set()
     with AgentPoll() as call:
         while True:
             waited = time.monotonic() - began
@@ -171,8 +172,9 @@ def join(
                 _check_cluster(greetings[name], cluster, address)
                 _check_token(greetings[name], token, address)
                 return Attachment(Client(name))
+            elsewhere.update(other.directory for other in greetings.values() if isinstance(other, wire.Greeting))
             if waited >= (max(seconds, _GREETING_SECONDS) if call.silent else seconds):
-                raise _no_agent(address, agent, call.silent, greetings.values())
+                raise _no_agent(address, agent, call.silent, elsewhere)
 
 
 def _belongs(greeting: wire.Reply, wanted: str) -> bool:
@@ -217,15 +219,14 @@ def _names(sockets: list[str]) -> str:
     return ", ".join(name.rsplit("-", 1)[-1] for name in sockets)
 
 
-def _no_agent(address: str, agent: str | None, silent: list[str], others: Iterable[wire.Reply]) -> HopliteError:
+def _no_agent(address: str, agent: str | None, silent: list[str], elsewhere: set[str]) -> HopliteError:
     if silent:
         detail = f"{_names(silent)} may be the agent of {address} here, but does not answer"
         return Failure(FailureKind.CLOSED, detail, "check whether it is stopped or overloaded").exception()
     which = f"no agent {agent}" if agent else "no agent"
     detail = f"{which} of the cluster at {address} runs on this host under this user"
-    elsewhere = sorted({other.directory for other in others if isinstance(other, wire.Greeting)})
     if elsewhere:
-        detail += f" (agents here belong to {', '.join(elsewhere)})"
+        detail += f" (agents here belong to {', '.join(sorted(elsewhere))})"
     return Failure(FailureKind.CLOSED, detail, remedies.join(address)).exception()
 
 
