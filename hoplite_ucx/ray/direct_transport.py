@@ -26,7 +26,6 @@ import torch
 from ray.experimental import CommunicatorMetadata, TensorTransportManager, TensorTransportMetadata
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.ray import session
 from hoplite_ucx.ray.values import fetch
 
@@ -93,7 +92,7 @@ class _Releases:
                     cluster.own(ref)
                 else:
                     cluster.delete(ref)
-            except HopliteError as error:
+            except (Exception, SystemExit) as error:  # Ray raises the latter when it is shut down
                 _log.warning("tensors of Ray Direct Transport stay until the job ends: %s", error)
 
 

@@ -74,8 +74,8 @@ class Head:
         """For which an agent was asked for, and the owner was not told yet."""
         self._counts: Counter[str] = Counter()
         self._published: dict[str, Published] = {}
-        self._unkept: set[str] = set()
-        """Names under which was published what the owner does not have yet."""
+        self._kept: dict[str, int] = {}
+        """The newest version under each name that the owner has, too."""
         self._ending = False
         self._changed = asyncio.Condition()
 
@@ -85,6 +85,7 @@ class Head:
         async with self._changed:
             if self._terms is None:
                 self._published = dict(supply.published)
+                self._kept = {name: version for name, (version, _) in supply.published.items()}
             self._terms = supply.terms
             self._agents = supply.agents
             self._failed.update(supply.failed)
@@ -96,13 +97,22 @@ class Head:
         await self._until(self._has_wishes, LOOK_SECONDS)
         nodes, self._nodes = list(self._nodes), set()
         counts, self._counts = self._counts, Counter()
-        unkept, self._unkept = self._unkept, set()
-        published = {name: self._published[name] for name in unkept}
+        published = {name: self._published[name] for name in self._unkept()}
         return Wishes(self._terms is None, nodes, max(0, TOKENS - len(self._tokens)), counts, published)
+
+    async def kept(self, versions: dict[str, int]) -> None:
+        """The owner has these versions."""
+        async with self._changed:
+            self._kept.update(versions)
+            self._changed.notify_all()
 
     def _has_wishes(self) -> bool:
         few = len(self._tokens) < TOKENS // 2
-        return self._ending or self._terms is None or bool(self._nodes) or bool(self._unkept) or few
+        return self._ending or self._terms is None or bool(self._nodes) or few or bool(self._unkept())
+
+    def _unkept(self) -> list[str]:
+        """Names under which was published what the owner does not have yet."""
+        return [name for name, (version, _) in self._published.items() if version > self._kept.get(name, 0)]
 
     async def forget(self, names: list[bytes]) -> dict[bytes, Taker]:
         """These names have ended: who took them, as far as this head knows."""
@@ -147,15 +157,19 @@ class Head:
 
     async def publish(self, name: str, refs: list[Any]) -> int | None:
         """The number of this version; None if the owner does not answer, who may know of earlier ones. Without a ref,
-        what was published is withdrawn."""
+        what was published is withdrawn.
+
+        Receivers get it at once. The publisher hears of it when the owner has it, too, or after a while: what this head
+        alone knew would be lost with it.
+        """
         await self._until(lambda: self._terms is not None, WISH_SECONDS)
         if self._terms is None:
             return None
         async with self._changed:
             version = self._published.get(name, (0, []))[0] + 1
             self._published[name] = (version, refs)
-            self._unkept.add(name)
             self._changed.notify_all()
+        await self._until(lambda: self._kept.get(name, 0) >= version, WISH_SECONDS)
         return version
 
     async def newest(self, name: str, newer_than: int, seconds: float) -> Published | None:

@@ -16,7 +16,6 @@ from typing import Any
 import ray
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.ray import reductions
 from hoplite_ucx.ray.errors import closed
 from hoplite_ucx.ray.session import session
@@ -46,7 +45,7 @@ class NodeAgent:
         self._host = ray.util.get_node_ip_address()
         self._changed = threading.Condition()
         self._agent: hoplite.AgentProcess | None = None
-        self._error: HopliteError | None = None
+        self._error: Exception | None = None
         self._cluster: hoplite.Cluster | None = None
         self._callers = DaemonPool(16, "hoplite-calls")
         """Each has a connection to the agent. Ray's own threads take turns: every one of them would have one."""
@@ -105,7 +104,7 @@ class NodeAgent:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 try:
                     agent = self._start()
-                except HopliteError as error:
+                except Exception as error:  # of hoplite, or of a system that has no process or descriptor to give
                     _log.warning("%s", error)
                     self._error = error
                     continue

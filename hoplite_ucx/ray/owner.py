@@ -170,6 +170,8 @@ class Owner:
         self.counts.update(wishes.counts)
         with self._lock:
             self._published.update(wishes.published)
+        if wishes.published:
+            self.head.kept.remote({name: version for name, (version, _) in wishes.published.items()})
         if wishes.everything or wishes.tokens:
             ray_calls.answer(self.head.supply.remote(self._supply(tokens=wishes.tokens)), _HEAD_SECONDS)
         for node in wishes.nodes:
@@ -217,8 +219,11 @@ class Owner:
                 _log.warning("no hoplite agent on the Ray node %s: %s", node, error)
             return {node: str(error)}
         with self._lock:
-            self._agents[node] = actor
-        return {}
+            if not self._closing.is_set():
+                self._agents[node] = actor
+                return {}
+        ray_calls.kill(actor, no_restart=True)  # `close` did not know of it
+        return {node: "hoplite has ended in this job"}
 
     def _made_agent(self, node: str) -> Any:
         """The actor, when its agent runs. One that died for good has left its name free."""

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 import hoplite_ucx as hoplite
+from hoplite_ucx.adapters.known_objects import is_known
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.ray import ray_calls
 from hoplite_ucx.ray.session import Session
@@ -85,8 +86,9 @@ class _Reduction:
 
         def wait() -> None:
             try:
-                while ours.call(lambda cluster: cluster.wait(refs, len(refs), timeout=_SLICE))[1]:
-                    continue
+                rest = refs
+                while rest:
+                    rest = _under_way(rest, ours)
             except HopliteError:
                 pass  # whoever gets the result hears of it
             held.clear()
@@ -142,6 +144,16 @@ class _Reduction:
         target = self._begin(sources)
         self._targets.remove(target)
         return self._ours.call(lambda cluster: cluster.get(target.ref, copy=True))
+
+
+def _under_way(results: Sequence[hoplite.ObjectRef], ours: Session) -> list[hoplite.ObjectRef]:
+    """Those that are still being reduced after a while. What the directory does not know will not come: it crashed
+    together with the agents that knew of it."""
+    _, rest = ours.call(lambda cluster: cluster.wait(results, len(results), timeout=_SLICE))
+    if not rest:
+        return []
+    found = ours.call(lambda cluster: cluster.info(rest))
+    return [ref for ref, info in zip(rest, found, strict=True) if is_known(info)]
 
 
 class _Place:

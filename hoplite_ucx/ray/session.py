@@ -34,6 +34,7 @@ RETRY_SECONDS = 60.0
 _BATCH = 32
 _PAUSE = 0.1
 _COUNT_SECONDS = 10.0
+_NEVER = float("-inf")
 
 
 class Session:
@@ -49,7 +50,7 @@ class Session:
         """An agent actor that died for good, which the head may not know yet."""
         self._terms: Terms | None = None
         self._names: deque[tuple[bytes, Any]] = deque()
-        self._refused = 0.0
+        self._refused = _NEVER
         """When joining failed the last time."""
 
     # --- what others use ---------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class Session:
         if cluster is not None:
             self._leave(cluster)
         self._forget()
-        self._refused = 0.0
+        self._refused = _NEVER
 
     def ask(self, question: Callable[[Any], Any], seconds: float = JOIN_SECONDS) -> Any:
         """The answer of the job's head actor to a call. Raises `ClosedError`."""
@@ -102,7 +103,7 @@ class Session:
     def agent(self, seconds: float = JOIN_SECONDS) -> Any:
         """The agent actor of this node."""
         self._joined(time.monotonic() + seconds)
-        return self._agent
+        return self._agent or aside(lambda: self._find_actor(seconds), seconds)
 
     def terms(self, seconds: float = JOIN_SECONDS) -> Terms:
         """As the job's hoplite was started."""
@@ -154,28 +155,31 @@ class Session:
         """Raises `ClosedError`."""
         ends = time.monotonic() + seconds
         self._find_terms(seconds)
-        if self._agent is None:
-            dead, self._dead_agent = self._dead_agent, None
-            left = max(1.0, ends - time.monotonic())
-            actor, why = self._ask(lambda head: head.agent_of.remote(ray_calls.node_id(), dead), left)
-            if actor is None:
-                raise closed(f"this Ray node has no hoplite agent: {why}", "see the log of the driver")
-            self._agent = actor
+        actor = self._agent or self._find_actor(max(1.0, ends - time.monotonic()))
         try:
-            found: tuple[str, str] = ray_calls.answer(self._agent.where.remote(), max(1.0, ends - time.monotonic()))
+            found: tuple[str, str] = ray_calls.answer(actor.where.remote(), max(1.0, ends - time.monotonic()))
             return found
         except ray.exceptions.ActorDiedError as error:  # for good: Ray restarts it otherwise
-            self._dead_agent, self._agent = self._agent, None
+            self._dead_agent, self._agent = actor, None
             raise closed(f"this Ray node's hoplite agent has died: {error}", "another one is started") from error
         except ray.exceptions.RayError as error:
             raise closed(f"this Ray node's hoplite agent does not answer: {error}", "see its log") from error
 
+    def _find_actor(self, seconds: float) -> Any:
+        dead, self._dead_agent = self._dead_agent, None
+        actor, why = self._ask(lambda head: head.agent_of.remote(ray_calls.node_id(), dead), seconds)
+        if actor is None:
+            raise closed(f"this Ray node has no hoplite agent: {why}", "see the log of the driver")
+        self._agent = actor
+        return actor
+
     def _find_terms(self, seconds: float) -> Terms:
-        if self._terms is None:
-            self._terms = self._ask(lambda head: head.terms.remote(), seconds)
-        if self._terms is None:
+        terms = self._terms
+        if terms is None:
+            terms = self._terms = self._ask(lambda head: head.terms.remote(), seconds)
+        if terms is None:
             raise closed("hoplite's owner, the driver, does not answer", "see whether the driver is stopped or busy")
-        return self._terms
+        return terms
 
     def _ask(self, question: Callable[[Any], Any], seconds: float) -> Any:
         """A question to the head. Raises `ClosedError`."""
@@ -190,12 +194,13 @@ class Session:
             raise closed(detail, "see the log of the driver") from error
 
     def _find_head(self) -> Any:
-        if self._head is None:
+        head = self._head
+        if head is None:
             try:
-                self._head = ray_calls.get_actor(head_name(self.job), namespace=NAMESPACE)
+                head = self._head = ray_calls.get_actor(head_name(self.job), namespace=NAMESPACE)
             except ValueError:
                 raise not_started(self.job) from None
-        return self._head
+        return head
 
     def _forget(self) -> None:
         """Hoplite has ended in this job. If it is started again, nothing is as it was."""
