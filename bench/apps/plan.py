@@ -163,12 +163,12 @@ class Grid:
 
 QUICK = Grid(
     "quick",
-    timings=(Timings(5, 0.25, rounds=5, applications=("sgd", "impala", "serving", "weight_sync")),),
+    timings=(Timings(5, 0.25, rounds=4, applications=("sgd", "impala", "serving", "weight_sync")),),
     scene=Timings(5, 0.25),
     learning_rounds=8,
-    failure_seconds=10.0,
+    failure_seconds=8.0,
     loads=(0.9,),
-    queries=12,
+    queries=8,
     learning=("small-cnn", "exact"),
     failing=("serving",),
     real_compute=False,

@@ -12,6 +12,7 @@ from typing import Any
 from hoplite_ucx.bench.apps.bounds import MODELS, SpeedModel
 from hoplite_ucx.bench.apps.plan import PLAIN_AND_OURS, Kind
 from hoplite_ucx.bench.apps.results import (
+    DEATH_GOAL,
     Death,
     Gain,
     Joining,
@@ -25,6 +26,7 @@ from hoplite_ucx.bench.apps.results import (
     real_computes,
     settings,
     system_of,
+    traces,
     wrong_answers,
     wrong_sums,
 )
@@ -52,7 +54,14 @@ def page(journal: Journal) -> str:
     records = journal.records
     if not records:
         raise PeerError(f"{journal.path} holds no records yet")
-    parts = (_head(journal), _timing(records), _real_compute(records), _under_load(records), _weight_sync(records))
+    parts = (
+        _head(journal),
+        _short(records),
+        _timing(records),
+        _real_compute(records),
+        _under_load(records),
+        _weight_sync(records),
+    )
     more = (_deaths(records), _learning(records), _diffs(), _tail(journal))
     return page_of("Applications on Ray, plain and with hoplite", [line for part in (*parts, *more) for line in part])
 
@@ -64,9 +73,63 @@ def _head(journal: Journal) -> Iterator[str]:
         "turns on the same nodes. No GPU was used. Learning runs, timing runs and failure runs are in tables of their "
         "own.</p>"
     )
+    machines: dict[str, list[str]] = {}
     for run in journal.runs:
-        about = [f"{name} {value}" for each in ("machine", "versions") for name, value in dict(run[each]).items()]
-        yield f"<p><code>{escape(run['command'])}</code><br>{escape(run['begun'])}: {escape(', '.join(about))}</p>"
+        facts = {**run["machine"], **run["versions"]}
+        load = facts.pop("load", None)
+        begun = f"{run['begun']} {run['command']}" + ("" if load is None else f" (load {load:g})")
+        machines.setdefault(", ".join(f"{name} {_fact(name, value)}" for name, value in facts.items()), []).append(
+            begun
+        )
+    for about, begun in machines.items():
+        yield f"<p>{escape(about)}</p>"
+        yield f"<pre>{escape(chr(10).join(begun))}</pre>"
+
+
+def _fact(name: str, value: Any) -> str:
+    return f"{value / (1 << 30):.0f} GiB" if name == "memory" else str(value)
+
+
+# --- in short ---------------------------------------------------------------------------------------------------
+
+
+def _short(records: Sequence[Record]) -> Iterator[str]:
+    """What was wanted, and what came of it."""
+    found = gains(records)
+    judged = [gain for gain in found if gain.goal is not None]
+    died = [death for death in deaths(records) if death.goal is not None]
+    if found:
+        yield _picture("Speed-up over plain Ray, beside its model and its bound", _speed_ups(found))
+    lines = [
+        f"{sum(not gain.missed for gain in judged)} of {len(judged)} settings on 8 nodes reach their share of the "
+        "model."
+        if judged
+        else "",
+        f"{sum(not death.missed for death in died)} of {len(died)} rounds in which a worker was killed took at most "
+        f"{DEATH_GOAL} × the median."
+        if died
+        else "",
+        *(f"Wrong: {problem}" for problem in (*wrong_sums(records), *wrong_answers(records))),
+    ]
+    yield from (f"<p>{escape(line)}</p>" for line in lines if line)
+
+
+def _speed_ups(found: Sequence[Gain]) -> Any:
+    picture, axis = load_pyplot().subplots(figsize=(9, 0.8 + 0.27 * len(found)), layout="constrained")
+    places = list(range(len(found)))[::-1]
+    axis.barh(
+        places, [gain.speed_up for gain in found], color=_COLOURS["hoplite"], alpha=0.5, height=0.6, label="measured"
+    )
+    for marker, values, label in (
+        ("|", [gain.expected for gain in found], "model"),
+        (".", [float(gain.bound) for gain in found], "bound"),
+    ):
+        axis.plot(values, places, marker, color="black", ms=12 if marker == "|" else 5, label=label)
+    axis.set_yticks(places, [f"{gain.application}, {gain.nodes} nodes, c = {gain.compute:.2g} s" for gain in found])
+    axis.set_xlabel("times as fast as plain Ray")
+    axis.set_xlim(left=0)
+    picture.legend(loc="outside right upper")
+    return picture
 
 
 # --- timing -----------------------------------------------------------------------------------------------------
@@ -172,19 +235,17 @@ def _terms_row(gain: Gain) -> list[str]:
 
 def _missed(found: Sequence[Gain], records: Sequence[Record]) -> Iterator[str]:
     """What a trace of one more turn said, where the goal was missed."""
-    traces = {record["part"]: record["trace"] for record in records if "trace" in record}
+    traced = traces(records)
     for gain in found:
-        if gain.part not in traces:
+        if gain.part not in traced:
             continue
-        trace = traces[gain.part]
-        transfers = MODELS[gain.application].transfer_seconds(gain.size, gain.rate)
-        per_round = {name: trace[name] / trace["rounds"] for name in ("whole", "sending", "busiest")}
+        trace = traced[gain.part]
         yield (
             f"<p>{escape(gain.title)}: {gain.of_expected:.0%} of the model. In a round of one more turn, of "
-            f"{per_round['whole']:.2f} s, some host received for {per_round['sending']:.2f} s (T<sub>ours</sub> is "
-            f"{transfers:.2f} s), the busiest one for {per_round['busiest']:.2f} s; for "
-            f"{per_round['whole'] - per_round['sending']:.2f} s nothing was sent: compute, copies and Ray's own calls. "
-            f'<a href="{escape(trace["file"])}">The trace</a>, for Perfetto.</p>'
+            f"{trace.whole:.2f} s, some host received for {trace.sending:.2f} s (T<sub>ours</sub> is "
+            f"{trace.transfers:.2f} s), the busiest one for {trace.busiest:.2f} s; for "
+            f"{trace.silent:.2f} s nothing was sent: compute, copies and Ray's own calls. "
+            f'<a href="{escape(trace.file)}">The trace</a>, for Perfetto.</p>'
         )
 
 
@@ -289,7 +350,7 @@ def _deaths(records: Sequence[Record]) -> Iterator[str]:
         "ensemble waits a fifth longer for its last model than it took the others, with both systems: Ray itself takes "
         "a second or two to say that an actor is gone. "
         "<em>Ratio</em>: the round with the death over the median round before it; wanted with hoplite: at most "
-        "1.3.</p>"
+        f"{DEATH_GOAL}.</p>"
     )
     columns = ("setting", "system", "median before, ms", "with the death, ms", "ratio", "slowest until back, ms")
     yield table((*columns, "back after, s"), [_death_row(death) for death in found])
@@ -304,7 +365,7 @@ def _death_row(death: Death) -> list[str]:
         death.system,
         f"{death.usual * 1e3:.0f}",
         f"{death.at_death * 1e3:.0f}",
-        f"{death.ratio:.2f}",
+        f"{death.ratio:.2f}{', missed' if death.missed else ''}",
         f"{death.slowest * 1e3:.0f}",
         "not" if death.back is None else f"{death.back:.1f}",
     ]

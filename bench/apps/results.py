@@ -17,11 +17,13 @@ from hoplite_ucx.bench.apps.plan import PLAIN_AND_OURS, Kind
 from hoplite_ucx.bench.harness.journal import Record
 
 __all__ = [
+    "DEATH_GOAL",
     "Death",
     "Gain",
     "Joining",
     "Latency",
     "RealCompute",
+    "Trace",
     "deaths",
     "gains",
     "joinings",
@@ -31,12 +33,15 @@ __all__ = [
     "real_computes",
     "settings",
     "system_of",
+    "traces",
     "wrong_answers",
     "wrong_sums",
 ]
 
 _UNTIMED = 2
 """Rounds of each turn that do not count: links are opened, memory is touched for the first time."""
+DEATH_GOAL = 1.3
+"""The round in which a worker dies takes at most so many times the median."""
 _JUDGED = 8
 """On so many nodes there is a goal; more of them would say more of this machine's cores."""
 
@@ -116,6 +121,38 @@ def gains(records: Iterable[Record]) -> list[Gain]:
                 busy=_busy(rows),
             )
         )
+    return found
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a trace says of a round, in seconds."""
+
+    file: str
+    whole: float
+    sending: float
+    """In which some host received."""
+    busiest: float
+    """The longest that one host received."""
+    transfers: float
+    """What the links need for it."""
+
+    @property
+    def silent(self) -> float:
+        return self.whole - self.sending
+
+
+def traces(records: Iterable[Record]) -> dict[str, Trace]:
+    """Of one more turn of the runs that missed their goal, by run."""
+    records = list(records)
+    found = {}
+    for part, rows in settings(records, Kind.TIMING).items():
+        told = next((record["trace"] for record in records if record["part"] == part and "trace" in record), None)
+        if told is not None:
+            one = rows[0]
+            needed = MODELS[one["application"]].transfer_seconds(one["size"], one["rate"])
+            per_round = (told[name] / told["rounds"] for name in ("whole", "sending", "busiest"))
+            found[part] = Trace(told["file"], *per_round, needed)
     return found
 
 
@@ -201,6 +238,15 @@ class Death:
     @property
     def ratio(self) -> float:
         return self.at_death / self.usual
+
+    @property
+    def goal(self) -> float | None:
+        """Of us; plain Ray is beside it."""
+        return DEATH_GOAL if self.system == PLAIN_AND_OURS[1] else None
+
+    @property
+    def missed(self) -> bool:
+        return self.goal is not None and self.ratio > self.goal
 
 
 def deaths(records: Iterable[Record]) -> list[Death]:

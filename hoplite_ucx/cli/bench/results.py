@@ -10,6 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hoplite_ucx.bench.apps.manual_page import is_journal
+from hoplite_ucx.bench.apps.manual_page import page as applications_page
+from hoplite_ucx.bench.harness.journal import Journal
 from hoplite_ucx.bench.harness.page import Recording, readme_table, with_table
 from hoplite_ucx.bench.harness.page import page as render_page
 from hoplite_ucx.bench.harness.plots import draw, save
@@ -76,12 +79,17 @@ def page(
         Path | None, typer.Option(dir_okay=False, help="A page whose short table is replaced as well.")
     ] = None,
 ) -> None:
-    """Write figures as a page of the manual: one table, one machine, one commit, and where others are faster."""
+    """Write figures as a page of the manual: of one machine and one commit, and where we are slower. Those of the
+    peers, or of a run of the applications."""
     with refusals():
-        recording = Recording(results)
-        text = render_page(recording, f"hoplite bench page {results}")
-        if readme is not None:
-            readme.write_text(with_table(readme.read_text(), readme_table(recording)))
+        command = f"hoplite bench page {results}"
+        if is_journal(results):
+            text = applications_page(Journal(results), command)
+        else:
+            recording = Recording(results)
+            text = render_page(recording, command)
+            if readme is not None:
+                readme.write_text(with_table(readme.read_text(), readme_table(recording)))
     if output is None:
         typer.echo(text, nl=False)
     else:
