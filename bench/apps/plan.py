@@ -177,7 +177,7 @@ DEFAULT = Grid(
     "default",
     timings=(
         Timings(4),
-        Timings(8, sweep=(0.0, 1.0), turns=2),
+        Timings(8, sweep=(0.0, 1.0), rounds=8),
         Timings(16, 0.15, sweep=(1.0,)),
     ),
     scene=Timings(8),

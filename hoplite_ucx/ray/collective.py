@@ -5,9 +5,9 @@
 The backend is registered in every process of a job with hoplite, when that process first loads `ray.util.collective`.
 
 Members name their objects by the group's nonce, the number of the operation and a rank, so that nobody has to tell
-anybody where a tensor is. They agree on the nonce through Ray's key-value store: rank 0 collects a fresh id from every
-other rank and answers each under its id, so that what an earlier group of the same name left is not taken for an
-answer.
+anybody where a tensor is. They agree on the nonce through Ray's key-value store: every other rank asks with a fresh id,
+and rank 0 answers under that id until the answer was taken. So what an earlier group of the same name left there, or a
+member that was killed while it joined, is taken neither for an answer nor for a member.
 
 Each member deletes what it has made when all are known to be through with it: after an operation that nobody can finish
 before all have begun it, and otherwise when all have left a marker, which they do now and then. What is left then is
@@ -371,21 +371,37 @@ def _agree(world_size: int, rank: int, group: str) -> str:
         return _taken(f"{asking}/answer/{own}", ends, f"rank 0 did not join the collective group {group!r}")
     nonce = secrets.token_hex(8)
     for other in range(1, world_size):
-        detail = f"rank {other} did not join the collective group {group!r}"
-        own = _taken(f"{asking}/{other}", ends, detail)
-        internal_kv._internal_kv_put(f"{asking}/answer/{own}", nonce)
+        _answer(asking, other, nonce, ends, f"rank {other} did not join the collective group {group!r}")
     return nonce
+
+
+def _answer(asking: str, rank: int, nonce: str, ends: float, detail: str) -> None:
+    """Until the answer was taken. A newer question has another answer: the older one's asker is gone."""
+    question, answers = f"{asking}/{rank}", []
+    asked = None
+    while not (answers and internal_kv._internal_kv_get(answers[-1]) is None):
+        found = internal_kv._internal_kv_get(question)
+        if found is not None and found != asked:
+            asked = found
+            answers.append(f"{asking}/answer/{found.decode()}")
+            internal_kv._internal_kv_put(answers[-1], nonce)
+        _wait_a_little(ends, detail)
+    for key in (question, *answers[:-1]):
+        internal_kv._internal_kv_del(key)
 
 
 def _taken(key: str, ends: float, detail: str) -> str:
     while (found := internal_kv._internal_kv_get(key)) is None:
-        if time.monotonic() > ends:
-            raise _late(f"{detail} within {_JOIN_SECONDS:g} s")
-        time.sleep(_POLL)
-    with contextlib.suppress(Exception):
-        internal_kv._internal_kv_del(key)
+        _wait_a_little(ends, detail)
+    internal_kv._internal_kv_del(key)
     value: str = found.decode()
     return value
+
+
+def _wait_a_little(ends: float, detail: str) -> None:
+    if time.monotonic() > ends:
+        raise _late(f"{detail} within {_JOIN_SECONDS:g} s")
+    time.sleep(_POLL)
 
 
 def _late(detail: str) -> HopliteError:
