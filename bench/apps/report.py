@@ -81,9 +81,9 @@ def _head(journal: Journal) -> Iterator[str]:
         machines.setdefault(", ".join(f"{name} {_fact(name, value)}" for name, value in facts.items()), []).append(
             begun
         )
-    for about, begun in machines.items():
+    for about, commands in machines.items():
         yield f"<p>{escape(about)}</p>"
-        yield f"<pre>{escape(chr(10).join(begun))}</pre>"
+        yield f"<pre>{escape(chr(10).join(commands))}</pre>"
 
 
 def _fact(name: str, value: Any) -> str:

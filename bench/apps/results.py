@@ -151,8 +151,8 @@ def traces(records: Iterable[Record]) -> dict[str, Trace]:
         if told is not None:
             one = rows[0]
             needed = MODELS[one["application"]].transfer_seconds(one["size"], one["rate"])
-            per_round = (told[name] / told["rounds"] for name in ("whole", "sending", "busiest"))
-            found[part] = Trace(told["file"], *per_round, needed)
+            whole, sending, busiest = (told[name] / told["rounds"] for name in ("whole", "sending", "busiest"))
+            found[part] = Trace(told["file"], whole, sending, busiest, needed)
     return found
 
 

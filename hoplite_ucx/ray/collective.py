@@ -377,7 +377,8 @@ def _agree(world_size: int, rank: int, group: str) -> str:
 
 def _answer(asking: str, rank: int, nonce: str, ends: float, detail: str) -> None:
     """Until the answer was taken. A newer question has another answer: the older one's asker is gone."""
-    question, answers = f"{asking}/{rank}", []
+    question = f"{asking}/{rank}"
+    answers: list[str] = []
     asked = None
     while not (answers and internal_kv._internal_kv_get(answers[-1]) is None):
         found = internal_kv._internal_kv_get(question)

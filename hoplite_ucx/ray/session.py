@@ -30,7 +30,7 @@ R = TypeVar("R")
 JOIN_SECONDS = 60.0
 """For a node's agent actor and its agent to start, on a busy machine too."""
 RETRY_SECONDS = 60.0
-"""After joining failed, arrays go by plain Ray for so long, before it is tried again."""
+"""After joining failed, or there were no names, arrays go by plain Ray for so long, before it is tried again."""
 _BATCH = 32
 _PAUSE = 0.1
 _COUNT_SECONDS = 10.0
@@ -51,7 +51,7 @@ class Session:
         self._terms: Terms | None = None
         self._names: deque[tuple[bytes, Any]] = deque()
         self._refused = _NEVER
-        """When joining failed the last time."""
+        """When joining failed, or nobody handed out names, unless it went well since then."""
 
     # --- what others use ---------------------------------------------------------------------------------------
 
@@ -76,8 +76,8 @@ class Session:
 
     @property
     def is_refused(self) -> bool:
-        """Whether joining failed a moment ago: then nobody waits for another attempt."""
-        return self._cluster is None and time.monotonic() - self._refused < RETRY_SECONDS
+        """Whether nothing could be put a moment ago: then nobody waits for another attempt."""
+        return time.monotonic() - self._refused < RETRY_SECONDS
 
     def new_name(self, seconds: float = JOIN_SECONDS) -> tuple[bytes, Any]:
         """The name of an object to be put, and its release token."""
@@ -121,6 +121,7 @@ class Session:
             cluster = self._cluster
             if cluster is None or not cluster.is_open:
                 cluster = self._cluster = self._join(ends)
+                self._refused = _NEVER
             return cluster
         except HopliteError:
             self._refused = time.monotonic()
@@ -210,14 +211,17 @@ class Session:
     # --- names -------------------------------------------------------------------------------------------------
 
     def _fetch_names(self, ends: float) -> None:
+        taken: list[tuple[bytes, Any]] = []
         left = ends - time.monotonic()
-        if left > 0:
-            taker = ray_calls.node_id(), os.getpid()
-            taken = self.ask(lambda head: head.take.remote(_BATCH, taker), left)
-            self._names.extend(taken)
-            if taken:
-                return
-        raise closed("hoplite's owner, the driver, hands out no names", "see whether the driver is stopped or busy")
+        try:
+            if left > 0:
+                taker = ray_calls.node_id(), os.getpid()
+                taken = self.ask(lambda head: head.take.remote(_BATCH, taker), left)
+        finally:
+            self._refused = _NEVER if taken else time.monotonic()
+        self._names.extend(taken)
+        if not taken:
+            raise closed("hoplite's owner, the driver, hands out no names", "see whether the driver is stopped or busy")
 
     def _report(self, counts: Counter[str]) -> None:
         try:

@@ -143,7 +143,7 @@ class _Reducers(dict[type, Callable[[Any], Any]]):
         try:
             if not ours.is_refused:
                 return store(value, ours).__reduce__()
-            ours.counts.add("joining hoplite failed a moment ago in this process")
+            ours.counts.add("hoplite could not be reached a moment ago in this process")
         except HopliteError as error:
             ours.counts.add(f"{type(error).__name__}: {error.failure.detail}")
         return self._plain(value)

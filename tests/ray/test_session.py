@@ -36,6 +36,19 @@ def test_an_agent_that_another_thread_has_forgotten(monkeypatch: pytest.MonkeyPa
         ours.agent()
 
 
+def test_a_driver_that_hands_out_no_names_is_not_asked_for_every_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Session("01")
+    ours._cluster = Open()  # type: ignore[assignment]
+    monkeypatch.setattr("hoplite_ucx.ray.ray_calls.node_id", lambda: "a node")
+    monkeypatch.setattr(ours, "ask", lambda *_: [])
+    with pytest.raises(ClosedError, match="hands out no names"):
+        ours.new_name()
+    assert ours.is_refused
+    monkeypatch.setattr(ours, "ask", lambda *_: [(b"a name", "a token")])
+    assert ours.new_name() == (b"a name", "a token")
+    assert not ours.is_refused
+
+
 class Cluster:
     """One whose directory and agents were all killed: it knows of nothing, and nothing comes."""
 
