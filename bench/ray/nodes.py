@@ -58,6 +58,8 @@ _VARIABLES = {
     # On few cores, everything takes its time to start.
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
+    # Ray gives its own processes precedence over workers. Here the workers of one host would wait for another host.
+    "RAY_worker_niceness": "0",
     # Workers that nobody needs load the machine.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
