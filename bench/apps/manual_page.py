@@ -59,14 +59,16 @@ Queries come by themselves, at the same random moments for both systems. Millise
 ## Weight sync
 
 Seconds until the last engine has the newest version, how many versions engines are behind on average, how long an
-engine that joins takes to the newest version, and how long after kill -9 its successor has it.
+engine that joins takes to the newest version, and how long after kill -9 its successor has it. With hoplite, the first
+engine on a node also waits until the node's agent has started.
 
 {syncs}
 
 ## A worker is killed with -9
 
 The round with the death over the median round before it (wanted with hoplite: at most {death_goal}), and how long
-until a round has the worker that Ray started again.
+until a round has the worker that Ray started again. In SGD, the two halves of the workers take turns, and the rounds of
+one half may be longer than those of the other: see the slowest round before the death.
 
 {deaths}
 
@@ -189,6 +191,7 @@ def _deaths(records: Sequence[Record]) -> str:
         [
             f"{_short(each.title)}: {each.system}",
             f"{each.usual * 1e3:.0f}",
+            f"{each.slowest_before * 1e3:.0f}",
             f"{each.at_death * 1e3:.0f}",
             f"{each.ratio:.2f}{', **missed**' if each.missed else ''}",
             f"{each.slowest * 1e3:.0f}",
@@ -196,7 +199,8 @@ def _deaths(records: Sequence[Record]) -> str:
         ]
         for each in deaths(records)
     ]
-    return _table(("", "median, ms", "with the death, ms", "ratio", "slowest until back, ms", "back after, s"), rows)
+    before = ("median before, ms", "slowest before, ms")
+    return _table(("", *before, "with the death, ms", "ratio", "slowest until back, ms", "back after, s"), rows)
 
 
 def _real(records: Sequence[Record]) -> str:

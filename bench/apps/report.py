@@ -352,8 +352,8 @@ def _deaths(records: Sequence[Record]) -> Iterator[str]:
         "<em>Ratio</em>: the round with the death over the median round before it; wanted with hoplite: at most "
         f"{DEATH_GOAL}.</p>"
     )
-    columns = ("setting", "system", "median before, ms", "with the death, ms", "ratio", "slowest until back, ms")
-    yield table((*columns, "back after, s"), [_death_row(death) for death in found])
+    columns = ("setting", "system", "median before, ms", "slowest before, ms", "with the death, ms", "ratio")
+    yield table((*columns, "slowest until back, ms", "back after, s"), [_death_row(death) for death in found])
     for rows in settings(records, Kind.FAILURE).values():
         if any("killed" in row for row in rows):
             yield _picture(rows[0]["title"], _over_time(rows))
@@ -364,6 +364,7 @@ def _death_row(death: Death) -> list[str]:
         _shortened(death.title),
         death.system,
         f"{death.usual * 1e3:.0f}",
+        f"{death.slowest_before * 1e3:.0f}",
         f"{death.at_death * 1e3:.0f}",
         f"{death.ratio:.2f}{', missed' if death.missed else ''}",
         f"{death.slowest * 1e3:.0f}",

@@ -228,6 +228,7 @@ class Death:
     system: str
     usual: float
     """The median round before."""
+    slowest_before: float
     at_death: float
     """The round in which it died."""
     slowest: float
@@ -269,6 +270,7 @@ def deaths(records: Iterable[Record]) -> list[Death]:
                     every[0]["title"],
                     system,
                     statistics.median(row["seconds"] for row in before),
+                    max(row["seconds"] for row in before),
                     after[0]["seconds"],
                     max(row["seconds"] for row in missing),
                     None if ends is None else ends - after[0]["began"],
