@@ -35,7 +35,8 @@ _PAGE = """\
 
 The paper's applications, and weight sync, as two programs each: plain Ray, and Ray with hoplite. They ran in turns on
 the same Ray nodes: emulated hosts on one machine ({processor}, {cores} cores, {memory} GiB, Linux {kernel}, Python
-{python}), at commit {commit}, {date}. With {versions}.
+{python}), at commit {commit}, {date}. With {versions}. The load average was {load} when runs began: other work on the
+machine counts in *cores* below.
 
 No GPU was used: in timing runs a timer stands for it, *c* seconds in each round.
 [Measuring](measuring.md#applications-on-ray) says what the runs, the model and the bound are.
@@ -106,6 +107,7 @@ def page(journal: Journal, command: str) -> str:
         command=command,
         **{name: machine[name] for name in ("processor", "cores", "kernel", "python", "commit", "date")},
         memory=f"{machine['memory'] / (1 << 30):.0f}",
+        load=_range([run["machine"]["load"] for run in journal.runs]),
         versions=", ".join(f"{name} {version}" for name, version in versions.items() if name != "hoplite"),
         speed_ups=_speed_ups(found),
         missed=_missed(found, records),
@@ -116,6 +118,11 @@ def page(journal: Journal, command: str) -> str:
         real=_real(records),
         right="\n".join(f"- {line}" for line in _right(records)),
     )
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.1f}", f"{max(values):.1f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -22,7 +22,9 @@ _SERVING = Run(Kind.TIMING, "serving", "votes", nodes=8, rate=125e6, size=48 << 
 def _journal(folder: Path, *commits: str) -> Journal:
     made = Journal.in_folder(folder)
     for commit in commits:
-        made.begin_run({"machine": {**_MACHINE, "commit": commit}, "versions": {"hoplite": "0.1", "ray": "2.60"}})
+        made.begin_run(
+            {"machine": {**_MACHINE, "load": 0.25, "commit": commit}, "versions": {"hoplite": "0.1", "ray": "2.60"}}
+        )
     return made
 
 
@@ -40,7 +42,7 @@ def test_figures_and_what_is_missed(tmp_path: Path) -> None:
     trace = {"file": "trace-1.json", "rounds": 5, "whole": 10.0, "sending": 6.0, "busiest": 4.0}
     journal.tell(_SERVING.key, {"title": _SERVING.title, "trace": trace})
     text = page(journal, "hoplite bench page")
-    assert "at commit abc123, today. With ray 2.60." in text
+    assert "at commit abc123, today. With ray 2.60. The load average was 0.2 when runs began" in text
     assert "| **4.00 ×** | 7.00 × | 57% (goal 80%, **missed**) | 7 × |" in text
     assert "0 of 1 settings with a goal reach it." in text
     assert "in a round of 2.00 s some host received for 1.20 s" in text
