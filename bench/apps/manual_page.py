@@ -81,6 +81,9 @@ The same program without the timer: all nodes compute on the two cores.
 
 ## Are the results right?
 
+Losses and lengths of episodes are means of the first and of the last quarter of the rounds. The lengths jump up and
+down with both systems: one run shows that both learn, and not which one learns faster.
+
 {right}
 """
 
