@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import hoplite_ucx as hoplite
-from hoplite_ucx.cli.quantities import duration_option
+from hoplite_ucx.cli.quantities import counted, duration_option
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.launch.cluster import ADDRESS
 from hoplite_ucx.runtime.launch.inspection import local_agents
@@ -49,7 +49,7 @@ def delete(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     # It is unknown whether a ref that is named here had an object.
-    typer.echo(f"deleted {count} objects" if idle is not None else f"deleted {len(named)} refs")
+    typer.echo(f"deleted {counted(count, 'object') if idle is not None else counted(len(named), 'ref')}")
 
 
 def _unnamed() -> str:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import typer
 
 from hoplite_ucx.settings.quantities import (
+    counted,
     format_bandwidth,
     format_duration,
     format_size,
@@ -17,6 +18,7 @@ from hoplite_ucx.settings.quantities import (
 
 __all__ = [
     "bandwidth_option",
+    "counted",
     "duration_option",
     "format_bandwidth",
     "format_duration",

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hoplite_ucx.cli.quantities import format_duration, format_size
+from hoplite_ucx.cli.quantities import counted, format_duration, format_size
 from hoplite_ucx.cli.watching import watch
 from hoplite_ucx.errors import HopliteError
 from hoplite_ucx.runtime.launch.cluster import ADDRESS
@@ -94,7 +94,8 @@ def show_absent(console: Console, agents: LocalAgents, cluster: str | None = Non
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
-    table = Table(title=f"cluster {cluster['cluster']}: {len(cluster['nodes'])} nodes, {cluster['objects']} refs known")
+    nodes, refs = counted(len(cluster["nodes"]), "node"), counted(cluster["objects"], "ref")
+    table = Table(title=f"cluster {cluster['cluster']}: {nodes}, {refs} known")
     for name in ("node", "address", "state", "receiving", "sending"):
         table.add_column(name)
     for node in cluster["nodes"]:
@@ -110,7 +111,8 @@ def _show_agent(console: Console, agent: dict[str, Any], before: dict[str, Any] 
     session = "connected to" if agent["connected"] else "looking for"
     console.print(
         f"agent {agent['agent']} at {agent['address']}, {session} {agent['directory']}: "
-        f"{agent['objects']} objects, {used}, {agent['workers']} workers, {agent['calls']} open calls"
+        f"{counted(agent['objects'], 'object')}, {used}, {counted(agent['workers'], 'worker')}, "
+        f"{counted(agent['calls'], 'open call')}"
         + (
             ""
             if before is None
@@ -130,7 +132,7 @@ def _show_agent(console: Console, agent: dict[str, Any], before: dict[str, Any] 
         table = Table("ref", "size", "state", "idle", "held by")
         for found in agent["largest"]:
             idle = format_duration(max(0.0, found["idle"]), digits=3)
-            table.add_row(found["ref"], _size(found["size"]), found["phase"], idle, f"{found['pins']} gets")
+            table.add_row(found["ref"], _size(found["size"]), found["phase"], idle, counted(found["pins"], "get"))
         console.print(table)
 
     if agent["streams"]:

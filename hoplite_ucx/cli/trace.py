@@ -18,7 +18,9 @@ _LOOK_SECONDS = 0.1
 
 
 def trace(
-    out: Annotated[Path, typer.Option(dir_okay=False, metavar="FILE", help="Where the trace is written, as JSON.")],
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, metavar="FILE", help="Where the trace is written, as JSON.")
+    ] = Path("hoplite-trace.json"),
     seconds: Annotated[
         float, typer.Option(min=0.1, max=LONGEST, help="How long to record; ctrl-C ends it earlier, and writes it.")
     ] = 10.0,

@@ -94,6 +94,11 @@ def format_duration(seconds: float, digits: int | None = None) -> str:
     return _format(seconds, _SECONDS, digits)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 object`, `1,200 objects`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def _parse(text: str, what: str, units: Mapping[str, Fraction], examples: str) -> Fraction:
     shown = repr(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…")
     match = _NUMBER.fullmatch(text.strip()) if len(text) <= _LONGEST_TEXT else None

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from hoplite_ucx.cli.quantities import (
     bandwidth_option,
+    counted,
     duration_option,
     format_bandwidth,
     format_duration,
@@ -234,3 +235,8 @@ def test_typer_shows_the_whole_refusal_as_a_usage_error() -> None:
     assert result.exit_code == 2
     assert "'64mb' has the unknown unit 'mb' (did you mean MiB or MB?)" in result.output
     assert "--size" in result.output
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 refs"), (1, "1 ref"), (2, "2 refs"), (1200, "1,200 refs")])
+def test_counts(count: int, text: str) -> None:
+    assert counted(count, "ref") == text

@@ -132,7 +132,7 @@ def client(me: Identity, kind: Kind, address: str, expect: int | None = None) ->
     proof, length = _PROVEN.unpack((yield _PROVEN.size))
     their_claims = yield _claims_length(length, address)
     if not hmac.compare_digest(proof, _proof(me, b"server", hello, their_hello, claims, their_claims)):
-        raise _wrong_token(address)
+        raise _wrong_token(me, address)
     peer = _parse_claims(their_claims, address)
     _check_cluster(peer, me)
     _check_tls(peer.tls, me, address)
@@ -156,7 +156,7 @@ def server(me: Identity, kinds: Collection[Kind], address: str) -> Steps:
     their_claims = yield _claims_length(length, address)
     if not hmac.compare_digest(proof, _proof(me, b"client", their_hello, hello, their_claims)):
         yield bytes([_Status.WRONG_TOKEN])
-        raise _wrong_token(address)
+        raise WrongTokenError("the peer did not prove this cluster's token", address, _JOINER_REMEDY)
     peer = _parse_claims(their_claims, address)
     try:
         _check_cluster(peer, me)
@@ -240,6 +240,7 @@ def too_slow(address: str, seconds: float) -> UnreachableError:
 
 
 _ADDRESS_REMEDY = "check the address and the port"
+_JOINER_REMEDY = "if the peer belongs here, copy this cluster's token file to the same path on its host"
 
 
 def _hello(me: Identity) -> bytes:
@@ -287,7 +288,7 @@ def _check_status(status: int, me: Identity, kind: Kind, address: str) -> None:
     if status == _Status.WELCOME:
         return
     if status == _Status.WRONG_TOKEN:
-        raise _wrong_token(address)
+        raise _wrong_token(me, address)
     if status == _Status.WRONG_CLUSTER:
         raise WrongClusterError(f"the peer does not belong to cluster {_text(me.cluster)}", address, _ADDRESS_REMEDY)
     if status == _Status.WRONG_KIND:
@@ -322,5 +323,6 @@ def _not_ours(address: str) -> HandshakeError:
     return HandshakeError("the other side does not speak hoplite's protocol", address, _ADDRESS_REMEDY)
 
 
-def _wrong_token(address: str) -> WrongTokenError:
-    return WrongTokenError("the two sides do not have the same cluster token", address, TOKEN_REMEDY)
+def _wrong_token(me: Identity, address: str) -> WrongTokenError:
+    detail = "the two sides do not have the same cluster token" if me.token else "no cluster token was found here"
+    return WrongTokenError(detail, address, TOKEN_REMEDY)

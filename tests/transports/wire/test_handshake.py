@@ -92,6 +92,13 @@ def test_both_sides_refuse(mine: Identity, theirs: Identity, expect: int | None,
         assert result.remedy in str(result)
 
 
+def test_who_has_no_token_reads_so_and_the_other_side_how_to_let_it_in() -> None:
+    talk = Talk(client(Identity(1, b""), Kind.CONTROL, "b:1"), server(B, EVERY, "a:1"))
+    assert "no cluster token was found here" in str(talk.results[0])
+    assert "the peer did not prove this cluster's token" in str(talk.results[1])
+    assert "copy this cluster's token file" in str(talk.results[1])
+
+
 def test_an_unknown_cluster_fits_any() -> None:
     talk = Talk(client(Identity(1, b"token"), Kind.CONTROL, "b:1"), server(B, EVERY, "a:1"))
     assert isinstance(talk.results[0], Peer)
