@@ -80,7 +80,7 @@ def test_a_directory_that_goes_is_shown_and_asked_again(tmp_path: Path) -> None:
         path.open("w") as file,
         subprocess.Popen(command(live), stdout=file, text=True, env=environment()) as watching,
     ):
-        eventually(lambda: "1 nodes" in path.read_text())
+        eventually(lambda: "1 node," in path.read_text())
         live.kill_directory()
         eventually(lambda: "check that the process there runs" in " ".join(path.read_text().split()))
         seen = path.stat().st_size
