@@ -106,7 +106,7 @@ def test_status_beside_a_program_with_its_own_cluster(home: Path) -> None:
         address = os.environ["HOPLITE_ADDRESS"]
         done = run("status", "--address", address)
         assert done.returncode == 0, done.stderr
-        assert "1 nodes" in done.stdout
+        assert "1 node," in done.stdout
         create_private(home, b"the token of another cluster")
         assert run("status", "--address", address).returncode == 0
     finally:

@@ -220,9 +220,9 @@ def test_what_a_program_left_can_be_deleted() -> None:
         shown = run("status", **where)
         assert large in shown.stdout
         by_name = run("delete", small, **where)
-        assert by_name.stdout == "deleted 1 refs\n", by_name.stderr
+        assert by_name.stdout == "deleted 1 ref\n", by_name.stderr
         assert run("delete", "--idle", "3600s", **where).stdout == "deleted 0 objects\n"
-        assert run("delete", "--idle", "0s", **where).stdout == "deleted 1 objects\n"
+        assert run("delete", "--idle", "0s", **where).stdout == "deleted 1 object\n"
         _, agents = status(report["address"])
         assert agents[report["agent"]]["objects"] == 0
 

@@ -70,7 +70,7 @@ def delete_as_told(error: StoreFullError) -> None:
     assert run(*told).stdout == "deleted 0 objects\n", "a minute has not passed"
     at_once = [word if word != "60s" else "0s" for word in told]
     done = run(*at_once)
-    assert done.stdout == "deleted 1 objects\n", done.stderr
+    assert done.stdout == "deleted 1 object\n", done.stderr
     hoplite.put(np.ones(40 << 20, np.uint8), timeout=60)
 
 
