@@ -130,7 +130,7 @@ class Source:
                     conversation.close()
             except (TransportError, TimeoutError):
                 self._picture.directory_lost()
-            except (msgspec.DecodeError, ValueError):
+            except Exception:  # whatever is wrong with one answer, the view goes on with the next
                 _log.exception("the directory's answer could not be understood")
                 self._picture.directory_lost()
             await asyncio.sleep(_AGAIN)

@@ -8,6 +8,7 @@ import pytest
 
 from hoplite_ucx.protocol.ids import label, node_id
 from hoplite_ucx.protocol.messages import PROTOCOL, Join, encode
+from hoplite_ucx.protocol.watching import Looked
 from hoplite_ucx.runtime.directory.server import DirectoryServer
 from hoplite_ucx.transports.errors import WrongTokenError
 from hoplite_ucx.transports.wire.addresses import parse_address
@@ -74,6 +75,31 @@ def test_an_agent_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.
         await asking.close()
         session.close()
         mute.close()
+        await server.close()
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_cannot_be_shown_does_not_end_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_AGAIN", 0.05)
+
+    class Forgetful(Picture):
+        failed = False
+
+        def looked(self, answer: Looked) -> None:
+            if not self.failed:
+                self.failed = True
+                raise KeyError("a host that is not known")
+            super().looked(answer)
+
+    async def run() -> None:
+        server = DirectoryServer(CLUSTER, TOKEN)
+        picture = Forgetful()
+        asking = Source(await server.start("127.0.0.1", 0), TOKEN, picture)
+        asking.start()
+        await becomes(picture, True)
+        assert picture.failed
+        await asking.close()
         await server.close()
 
     asyncio.run(run())
