@@ -47,8 +47,9 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        # The number of the entry breaks ties first come, first served, and keeps handles from being compared.
-        self._heap: list[tuple[float, int, Handle]] = []
+        # The number of the entry breaks ties first come, first served, and keeps the rest from being compared: a
+        # callback with its arguments, or a handle that has them, without.
+        self._heap: list[tuple[float, int, Any, tuple[Any, ...] | None]] = []
         self._scheduled = 0
         self._cancelled = 0
 
@@ -65,39 +66,50 @@ class Clock:
             when = self.now
         handle = Handle(self, callback, args)
         self._scheduled = number = self._scheduled + 1
-        heappush(self._heap, (when, number, handle))
+        heappush(self._heap, (when, number, handle, None))
         return handle
 
     def after(self, delay: float, callback: Callable[[*Args], object], *args: *Args) -> Handle:
         """Run `callback(*args)` `delay` seconds from now."""
         return self.at(self.now + delay, callback, *args)
 
+    def post(self, delay: float, callback: Callable[[*Args], object], *args: *Args) -> None:
+        """Like `after`, at least 0 seconds from now and not to be cancelled: most of all callbacks are chunks on their
+        way, for which a handle would cost more than the rest."""
+        self._scheduled = number = self._scheduled + 1
+        heappush(self._heap, (self.now + delay, number, callback, args))
+
     def step(self) -> bool:
         """Run the next callback; False if there is none."""
         return self.run(max_events=1) == 1
 
-    def run(self, until: float | None = None, max_events: int | None = None) -> int:
+    def run(
+        self, until: float | None = None, max_events: int | None = None, unless: Callable[[], bool] | None = None
+    ) -> int:
         """Run what is due, in order, and return how many callbacks ran.
 
         Stops when nothing is left, when everything up to and including `until` has run (it is then `until`, even if
-        the last callback was earlier), or after `max_events` callbacks (it is then the time of the last one).
+        the last callback was earlier), after `max_events` callbacks (it is then the time of the last one), or before
+        one if `unless` says so.
         """
         heap = self._heap
         horizon = inf if until is None else until
         limit = inf if max_events is None else max_events
         ran = 0
         while heap and heap[0][0] <= horizon:
-            if ran >= limit:
+            if ran >= limit or (unless is not None and unless()):
                 return ran
-            when, _, handle = heappop(heap)
-            callback = handle._callback
-            if callback is None:
-                self._cancelled -= 1
-                continue
-            handle._callback = None
+            when, _, callback, args = heappop(heap)
+            if args is None:
+                handle: Handle = callback
+                callback, args = handle._callback, handle._args
+                if callback is None:
+                    self._cancelled -= 1
+                    continue
+                handle._callback = None
             self.now = when
             ran += 1
-            callback(*handle._args)
+            callback(*args)
         if until is not None and until > self.now:
             self.now = until
         return ran

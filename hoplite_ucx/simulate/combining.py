@@ -113,6 +113,9 @@ class Combining:
         if start >= end:
             return
         read = [part.content.read(start, end) for part in self._parts]
+        if max(map(len, read)) == 1:
+            self._write_span(start, end, [spans[0][2] for spans in read])
+            return
         edges = sorted({edge for spans in read for low, high, _ in spans for edge in (low, high)})
         positions = [0] * len(read)
         for low, high in itertools.pairwise(edges):
@@ -121,5 +124,8 @@ class Combining:
                 while spans[positions[index]][1] <= low:
                     positions[index] += 1
                 tokens.append(spans[positions[index]][2])
-            token = POISON if self._poisoned else self._node.cluster.provenance.combined(tokens)
-            self._segment.content.write(low, high, token)
+            self._write_span(low, high, tokens)
+
+    def _write_span(self, start: int, end: int, tokens: list[int]) -> None:
+        token = POISON if self._poisoned else self._node.cluster.provenance.combined(tokens)
+        self._segment.content.write(start, end, token)

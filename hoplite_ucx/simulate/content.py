@@ -40,9 +40,12 @@ class Content:
 
     def read(self, start: int, end: int) -> list[Span]:
         """What stands between `start` and `end`, holes included."""
+        spans = self.spans
+        if len(spans) == 1 and spans[0][0] <= start < end <= spans[0][1]:  # what one stream wrote: the common case
+            return [(start, end, spans[0][2])]
         found: list[Span] = []
         position = start
-        for low, high, token in self.spans:
+        for low, high, token in spans:
             if high <= start or low >= end:
                 continue
             if low > position:

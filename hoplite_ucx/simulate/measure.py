@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import ContributorsAre, Got, PutDone
-from hoplite_ucx.protocol.ids import NodeId, identity_of
+from hoplite_ucx.protocol.ids import CallId, NodeId, identity_of
 from hoplite_ucx.protocol.messages import Bind, Place, ToDirectory, ToNode
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
@@ -344,6 +344,7 @@ class _Run:
         self._tokens = tokens
         self._pending: dict[_Get, None] = {}
         self._calls: dict[_Get, Call] = {}
+        self._asked: dict[CallId, _Get] = {}
         self._senders: dict[tuple[int, bytes], int] = {}
         self._moves: list[Move] = []
         self._killed: dict[int, float] = {}
@@ -382,9 +383,7 @@ class _Run:
         nodes = scenario.shape.nodes
         last_arrival = self._began + max(scenario.arrivals.times(nodes, self._limit, scenario.seed))
         horizon = last_arrival + nodes * scenario.size / slowest + _PATIENCE
-        events = 0
-        while self._pending and cluster.clock.now < horizon and cluster.clock.step():
-            events += 1
+        events = cluster.clock.run(unless=lambda: not self._pending or cluster.clock.now >= horizon)
         cluster.observers.remove(self)
         for handle in handles:
             handle.cancel()
@@ -392,7 +391,8 @@ class _Run:
 
     def _ask(self, get: _Get) -> None:
         if get in self._pending:
-            self._calls[get] = self._cluster.get(get.asker, get.ref)
+            self._calls[get] = call = self._cluster.get(get.asker, get.ref)
+            self._asked[call.event.call] = get
 
     def _kill(self, kill: Kill) -> None:
         node = self._cluster.slots[kill.host]
@@ -421,10 +421,9 @@ class _Run:
     # --- the observer ------------------------------------------------------------------------------------------
 
     def answered(self, call: Call) -> None:
-        for get in self._pending:
-            if self._calls.get(get) is call:
-                del self._pending[get]
-                return
+        get = self._asked.get(call.event.call)
+        if get is not None:
+            self._pending.pop(get, None)
 
     def directory_says(self, node: NodeId, message: ToNode) -> None:
         if not isinstance(message, Place):

@@ -14,33 +14,39 @@ POISON = -1
 
 class Provenance:
     def __init__(self) -> None:
-        self._puts: list[tuple[int, ...]] = [()]  # by token; token 0 is emptiness
-        self._tokens: dict[tuple[int, ...], int] = {}
+        # The sum of the marks of all puts in it, by token; token 0 is emptiness. Marks are so large that two multisets
+        # have the same sum only by a chance that never comes.
+        self._marks: list[int] = [0]
+        self._tokens: dict[int, int] = {}
         self._by_bytes: dict[bytes, int] = {}
 
     def new_put(self) -> int:
-        token = len(self._puts)
-        self._puts.append((token,))
-        self._tokens[(token,)] = token
-        return token
+        return self._token(int.from_bytes(_digest(len(self._marks))[:16]))
 
     def combined(self, tokens: Iterable[int]) -> int:
-        puts: list[int] = []
+        total = 0
         for token in tokens:
             if token in (EMPTY, POISON):
                 return POISON
-            puts.extend(self._puts[token])
-        key = tuple(sorted(puts))
-        if key not in self._tokens:
-            self._tokens[key] = len(self._puts)
-            self._puts.append(key)
-        return self._tokens[key]
+            total += self._marks[token]
+        return self._token(total)
+
+    def _token(self, marks: int) -> int:
+        token = self._tokens.get(marks)
+        if token is None:
+            token = self._tokens[marks] = len(self._marks)
+            self._marks.append(marks)
+        return token
 
     def to_bytes(self, token: int, size: int) -> bytes:
-        digest = hashlib.blake2b(str(token).encode()).digest()
+        digest = _digest(token)
         data = (digest * (size // len(digest) + 1))[:size]
         self._by_bytes[data] = token
         return data
 
     def of_bytes(self, data: bytes) -> int:
         return self._by_bytes.get(data, POISON)
+
+
+def _digest(token: int) -> bytes:
+    return hashlib.blake2b(str(token).encode()).digest()

@@ -57,6 +57,8 @@ class Receiving:
 
     def __init__(self, node: Node, effect: ReceiveEffect, segment: Segment, combining: Combining | None = None) -> None:
         self._node = node
+        self._clock = node.clock
+        self._handover = node.cluster.handover
         self.segment = segment
         self.stream: StreamId = effect.stream
         self.sender = effect.sender
@@ -82,12 +84,12 @@ class Receiving:
         if self._node.stopped:
             self._unprocessed.append((start, end, spans))  # in the kernel's buffers until the process goes on
         else:
-            self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end, spans)
+            self._clock.post(self._handover, self._hand_over, start, end, spans)
 
     def resume(self) -> None:
         unprocessed, self._unprocessed = self._unprocessed, []
         for start, end, spans in sorted(unprocessed):  # the stop caught one in the middle of being handed over
-            self._node.clock.after(self._node.cluster.handover, self._hand_over, start, end, spans)
+            self._clock.post(self._handover, self._hand_over, start, end, spans)
 
     def _hand_over(self, start: int, end: int, spans: list[Span]) -> None:
         if self.closed:
@@ -149,7 +151,10 @@ class Serving:
 
     def __init__(self, node: Node, effect: Serve, segment: Segment, receiving: Receiving, flow: Flow) -> None:
         self._node = node
-        self._effect = effect
+        self._clock = node.clock
+        self._size = effect.size
+        self._granule = effect.granule
+        self._rank = effect.rank
         self.segment = segment
         self._flow = flow
         self.receiving = receiving
@@ -167,54 +172,52 @@ class Serving:
 
     def pump(self) -> None:
         """Push every chunk that is there and for which there is a credit."""
-        effect = self._effect
-        while (
-            self.position < effect.size
-            and self._in_network < _AHEAD
-            and self._uncredited < _CREDITS
-            and not (self.stuck or self.closed or self._node.stopped or self._lets_others_go())
-        ):
-            end = min(self.position + effect.granule, self.segment.watermark)
-            if end <= self.position:
-                return
-            spans = self.segment.content.read(self.position, end)
+        segment = self.segment
+        while self.position < segment.watermark and self._may_push():
+            start, end = self.position, min(self.position + self._granule, segment.watermark)
             self._in_network += 1
-            self._pushed_at = self._node.clock.now
+            self._pushed_at = self._clock.now
             self._uncredited += 1
-            self._flow.push(end - self.position, self._sent, self.position, end, spans)
             self.position = end
+            self._flow.push(end - start, self._sent, start, end, segment.content.read(start, end))
+
+    def _may_push(self) -> bool:
+        return (
+            self._in_network < _AHEAD
+            and self._uncredited < _CREDITS
+            and not (self.stuck or self.closed or self._node.stopped)
+            and not (self._rank and self._lets_others_go())
+        )
 
     def _lets_others_go(self) -> bool:
-        rank, beside = self._effect.rank, self._beside()
-        waited = self._node.clock.now - self._pushed_at
+        waited = self._clock.now - self._pushed_at
         patient = waited < _PATIENCE * self._node.cluster.settings.suspicion
-        return patient and any(other._in_network and other._effect.rank < rank for other in beside)
+        return patient and any(other._in_network and other._rank < self._rank for other in self._beside())
 
     def _beside(self) -> list[Serving]:
-        """Those with a rank on the same link, if this one has one."""
-        if not self._effect.rank:
-            return []
+        """Those with a rank on the same link; this one has one."""
         servings = self._node.serving.values()
-        beside = [other for other in servings if other._effect.rank and other.receiver_host == self.receiver_host]
-        return sorted(beside, key=lambda other: other._effect.rank)
+        beside = [other for other in servings if other._rank and other.receiver_host == self.receiver_host]
+        return sorted(beside, key=lambda other: other._rank)
 
     def next_spans(self) -> list[Span]:
-        end = min(self.position + self._effect.granule, self.segment.watermark)
+        end = min(self.position + self._granule, self.segment.watermark)
         return self.segment.content.read(self.position, end)
 
     def _sent(self, start: int, end: int, spans: list[Span]) -> None:
         self._in_network -= 1
-        self._node.clock.after(self._flow.latency, self.receiving.arrive, start, end, spans)
-        if end == self._effect.size:
+        self._clock.post(self._flow.latency, self.receiving.arrive, start, end, spans)
+        if end == self._size:
             self.close()
         else:
             self.pump()
             self._pump_others()
 
     def _pump_others(self) -> None:
-        for other in self._beside():
-            if other is not self:
-                other.pump()
+        if self._rank:
+            for other in self._beside():
+                if other is not self:
+                    other.pump()
 
     def credit(self) -> None:
         self._uncredited -= 1

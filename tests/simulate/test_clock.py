@@ -112,3 +112,26 @@ def test_any_schedule_runs_as_a_stable_sort_of_what_was_kept(entries: list[tuple
     assert clock.pending == len(kept)
     clock.run()
     assert seen == kept
+
+
+def test_what_cannot_be_cancelled_keeps_its_place_among_the_rest() -> None:
+    clock, seen = Clock(), list[tuple[float, str]]()
+
+    def note(name: str) -> None:
+        seen.append((clock.now, name))
+
+    clock.after(1.0, note, "a")
+    clock.post(1.0, note, "b")
+    clock.after(1.0, note, "c")
+    clock.post(0.5, note, "first")
+    assert clock.pending == 4
+    assert clock.run() == 4
+    assert seen == [(0.5, "first"), (1.0, "a"), (1.0, "b"), (1.0, "c")]
+
+
+def test_a_run_ends_before_the_callback_that_is_not_wanted_any_more() -> None:
+    clock, seen = Clock(), list[int]()
+    for number in range(5):
+        clock.at(number, seen.append, number)
+    assert clock.run(unless=lambda: len(seen) == 3) == 3
+    assert (seen, clock.now, clock.pending) == ([0, 1, 2], 2.0, 2)
