@@ -89,7 +89,8 @@ def reduce_report(scenario: Scenario, result: Reduced, static: Sequence[StaticRe
 def _title(what: str, scenario: Scenario) -> Text:
     shape = scenario.shape
     link = f"{format_bandwidth(shape.bandwidth)}, latency {format_duration(shape.latency)}"
-    return Text.assemble((what, "bold"), (f"\n{link}, hand-over {format_duration(shape.handover)}\n", "dim"))
+    delays = f"hand-over {format_duration(shape.handover)}, directory {format_duration(shape.directory_cost)} an event"
+    return Text.assemble((what, "bold"), (f"\n{link}, {delays}\n", "dim"))
 
 
 def _headline(result: Result) -> Text:

@@ -46,6 +46,14 @@ Size = Annotated[int, typer.Option(parser=size_option, help="Size of each object
 Bandwidth = Annotated[float, typer.Option(parser=bandwidth_option, help="Rate of every host's network card.")]
 Latency = Annotated[float, typer.Option(parser=duration_option, help="Latency between any two hosts.")]
 Handover = Annotated[float, typer.Option(parser=duration_option, help="Delay until a received chunk can be forwarded.")]
+DirectoryCost = Annotated[
+    float,
+    typer.Option(
+        parser=duration_option,
+        help="What the directory takes for an event, one after the other; by default what `hoplite bench directory` "
+        "measured.",
+    ),
+]
 ArrivalsText = Annotated[
     str,
     typer.Option(
@@ -87,6 +95,7 @@ _SIZE: Any = "64MiB"
 _BANDWIDTH: Any = "1gbit"
 _LATENCY: Any = "100us"
 _HANDOVER: Any = "150us"
+_DIRECTORY_COST: Any = "145us"
 
 
 @app.command()
@@ -96,6 +105,7 @@ def broadcast(
     bandwidth: Bandwidth = _BANDWIDTH,
     latency: Latency = _LATENCY,
     handover: Handover = _HANDOVER,
+    directory_cost: DirectoryCost = _DIRECTORY_COST,
     arrivals: ArrivalsText = "together",
     kill: KillTexts = None,
     unplug: UnplugTexts = None,
@@ -113,7 +123,7 @@ def broadcast(
     as_json: Json = False,
 ) -> None:
     """Send one object from host 0 to all others."""
-    shape = _shape(nodes, size, bandwidth, latency, handover, slow)
+    shape = _shape(nodes, size, Costs(bandwidth, latency, handover, directory_cost), slow)
     disturbed = Disturbed(_kills(kill, unplug), _crash(restart_directory))
     scenario = _scenario(shape, size, arrivals, disturbed, seed, copies=copies, put_again=put_again)
     with _traced(trace) as make:
@@ -138,6 +148,7 @@ def gather(
     bandwidth: Bandwidth = _BANDWIDTH,
     latency: Latency = _LATENCY,
     handover: Handover = _HANDOVER,
+    directory_cost: DirectoryCost = _DIRECTORY_COST,
     arrivals: ArrivalsText = "together",
     kill: KillTexts = None,
     unplug: UnplugTexts = None,
@@ -151,7 +162,7 @@ def gather(
     kills = _kills(kill, unplug)
     if any(each.host == measure.SOURCE for each in kills):
         raise typer.BadParameter("host 0 gathers; kill another host")
-    shape = _shape(nodes, size, bandwidth, latency, handover, slow)
+    shape = _shape(nodes, size, Costs(bandwidth, latency, handover, directory_cost), slow)
     scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed)
     with _traced(trace) as make:
         result = measure.gather(scenario, make)
@@ -169,6 +180,7 @@ def reduce(
     bandwidth: Bandwidth = _BANDWIDTH,
     latency: Latency = _LATENCY,
     handover: Handover = _HANDOVER,
+    directory_cost: DirectoryCost = _DIRECTORY_COST,
     count: Annotated[
         int | None, typer.Option(help="How many sources to combine, the first that are ready; all by default.")
     ] = None,
@@ -192,7 +204,7 @@ def reduce(
     kills = _kills(kill, unplug)
     if any(each.host < getters for each in kills):
         raise typer.BadParameter(f"the first {getters} hosts get the result; kill another host")
-    shape = _shape(nodes, size, bandwidth, latency, handover, slow)
+    shape = _shape(nodes, size, Costs(bandwidth, latency, handover, directory_cost), slow)
     disturbed = Disturbed(kills, _crash(restart_directory))
     scenario = _scenario(shape, size, arrivals, disturbed, seed, copies=copies, count=count, getters=getters)
     _require_copies_together(scenario)
@@ -209,6 +221,7 @@ def allreduce(
     bandwidth: Bandwidth = _BANDWIDTH,
     latency: Latency = _LATENCY,
     handover: Handover = _HANDOVER,
+    directory_cost: DirectoryCost = _DIRECTORY_COST,
     count: Annotated[
         int | None, typer.Option(help="How many sources to combine, the first that are ready; all by default.")
     ] = None,
@@ -231,7 +244,7 @@ def allreduce(
     kills = _kills(kill, unplug)
     if any(each.host == measure.SOURCE for each in kills):
         raise typer.BadParameter("host 0 asks for the allreduce; kill another host")
-    shape = _shape(nodes, size, bandwidth, latency, handover, slow)
+    shape = _shape(nodes, size, Costs(bandwidth, latency, handover, directory_cost), slow)
     options = {"copies": copies, "count": count, "getters": nodes, "everywhere": True}
     scenario = _scenario(shape, size, arrivals, Disturbed(kills, _crash(restart_directory)), seed, **options)
     _require_copies_together(scenario)
@@ -277,12 +290,20 @@ def _traced(path: Path | None) -> Iterator[MakeCluster]:
 # --- what was asked --------------------------------------------------------------------------------------------
 
 
-def _shape(nodes: int, size: int, bandwidth: float, latency: float, handover: float, slow: list[str] | None) -> Shape:
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the network and the directory take."""
+
+    bandwidth: float
+    latency: float
+    handover: float
+    directory_cost: float
+
+
+def _shape(nodes: int, size: int, costs: Costs, slow: list[str] | None) -> Shape:
     return Shape(
         nodes=nodes,
-        bandwidth=bandwidth,
-        latency=latency,
-        handover=handover,
+        **asdict(costs),
         rates=dict(_rate(text) for text in slow or ()),
         memory=2 * nodes * size,  # enough for everything at once: a store that is full is another experiment
     )
@@ -410,6 +431,7 @@ def _figures(scenario: Scenario, result: Result) -> dict[str, Any]:
         "bandwidth": shape.bandwidth,
         "latency": shape.latency,
         "handover": shape.handover,
+        "directory_cost": shape.directory_cost,
         "seed": scenario.seed,
         "gets": [
             {

@@ -218,9 +218,7 @@ class Chaos:
 
     def _everybody_is_back(self) -> bool:
         directory = self.cluster.directory
-        members = directory.machine.members
-        here = all(members.get(node.machine.node) is not None for node in self.cluster.slots)
-        return directory.alive and here and not directory.machine.world.recovering
+        return directory.alive and self.cluster.everyone_joined() and not directory.machine.world.recovering
 
     def _only_the_absent_are_missing(self) -> bool:
         records = self.cluster.directory.machine.records

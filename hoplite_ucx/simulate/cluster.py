@@ -88,6 +88,8 @@ class Shape:
     latency: float = 100e-6
     handover: float = 150e-6
     sender_cost: float = 0.0
+    directory_cost: float = 0.0
+    """What the directory's process takes for an event; it handles one after the other."""
     rates: dict[int, float] = field(default_factory=dict)
     """Hosts whose NIC differs from `bandwidth`."""
     memory: int = 64 * GIB
@@ -120,6 +122,7 @@ class VirtualCluster:
         self.network = Network(self.clock, shape.latency, sender_overhead=shape.sender_cost, jitter=jitter)
         self.network.add_host(DIRECTORY_HOST, _FAST, _FAST)
         self.handover = shape.handover
+        self.directory_cost = shape.directory_cost
         self.put_rate = shape.put_rate
         self.put_pieces = shape.put_pieces
         self.observers: list[Observer] = []
@@ -138,11 +141,13 @@ class VirtualCluster:
         for index in range(shape.nodes):
             rate = shape.rates.get(index, shape.bandwidth)
             self.network.add_host(_host_name(index), rate, rate)
-            self.slots.append(self._spawn(index))
+            # Heartbeats that cost something must not all come at one moment, as they would if all began together.
+            delay = index / shape.nodes * self.settings.heartbeat if shape.directory_cost else 0.0
+            self.slots.append(self._spawn(index, delay))
 
     # --- making nodes ------------------------------------------------------------------------------------------
 
-    def _spawn(self, index: int) -> VirtualNode:
+    def _spawn(self, index: int, delay: float = 0.0) -> VirtualNode:
         rate = self.shape.rates.get(index, self.shape.bandwidth)
         profile = NodeProfile(
             host=_host_name(index),
@@ -158,7 +163,10 @@ class VirtualCluster:
         machine = self.node_machine(node_id(self._identities), profile, self.settings)
         node = VirtualNode(self, machine, profile.host)
         self.nodes[node.identity] = node
-        node.start()
+        if delay:
+            self.clock.after(delay, node.start)
+        else:
+            node.start()
         return node
 
     def restart(self, index: int) -> None:
@@ -327,6 +335,10 @@ class VirtualCluster:
         """Let time pass until `done`; False if `limit` came first."""
         self.clock.run(unless=lambda: done() or self.clock.now > limit)
         return done()
+
+    def everyone_joined(self) -> bool:
+        members = self.directory.machine.members
+        return all(members.get(node.machine.node) is not None for node in self.slots)
 
     def settle(self, calls: list[Call], limit: float) -> bool:
         pending = list(calls)

@@ -1,7 +1,13 @@
-"""The virtual directory: the shell around one `Directory` machine, one session per node, and probes of their ports."""
+"""The virtual directory: the shell around one `Directory` machine, one session per node, and probes of their ports.
+
+Its process may take time for what it does (`directory_cost`, for a message, a lost session, a probe's answer or a
+wake-up): then it does one after the other, in the order in which they come.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
@@ -20,7 +26,7 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import Heartbeat, Join, ToDirectory, ToNode
-from hoplite_ucx.simulate.clock import Clock, Waker
+from hoplite_ucx.simulate.clock import Clock, Handle, Waker
 from hoplite_ucx.simulate.network import Endpoint, Network
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.sabotage import SabotageError
@@ -35,6 +41,7 @@ class Cluster(Protocol):
     clock: Clock
     network: Network
     settings: Settings
+    directory_cost: float
 
     def after_event(self, machine: Directory | NodeState) -> None: ...
     def directory_says(self, node: NodeId, message: ToNode) -> None: ...
@@ -52,7 +59,9 @@ class VirtualDirectory:
         self.recorder: DirectoryRecorder | None = None
         self.sessions: dict[NodeId, Endpoint] = {}
         self._endpoints: dict[Endpoint, None] = {}  # of sessions, and of those that have yet to join
-        self._waker = Waker(self._clock, lambda: self.dispatch(Tick()))
+        self._queue: deque[Callable[[], None]] = deque()
+        self._timer: Handle | None = None  # the end of the first of them
+        self._waker = Waker(self._clock, lambda: self._take(lambda: self.dispatch(Tick())))
         self._driver = self._drive(machine)
 
     def _drive(self, machine: Directory) -> Driver[DirectoryEvent, DirectoryEffect]:
@@ -75,7 +84,26 @@ class VirtualDirectory:
         self._waker.cancel()
         self._close_sessions()
 
+    def _take(self, work: Callable[[], None]) -> None:
+        """Do it as soon as all that came before is done."""
+        if not self._cluster.directory_cost:
+            work()
+            return
+        self._queue.append(work)
+        if len(self._queue) == 1:
+            self._timer = self._clock.after(self._cluster.directory_cost, self._work)
+
+    def _work(self) -> None:
+        work = self._queue.popleft()
+        self._timer = self._clock.after(self._cluster.directory_cost, self._work) if self._queue else None
+        work()
+
     def _close_sessions(self, *, reset: bool = True) -> None:
+        """What came through them and was not looked at is lost with them."""
+        self._queue.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for endpoint in list(self._endpoints):
             endpoint.close(reset=reset)
         self._endpoints.clear()
@@ -113,7 +141,10 @@ class VirtualDirectory:
                 del self.sessions[joined[0]]
                 self.dispatch(SessionLost(joined[0]))
 
-        endpoint.attach(on_message, on_closed)
+        endpoint.attach(
+            lambda envelope: self._take(lambda: on_message(envelope)),
+            lambda reason: self._take(lambda: on_closed(reason)),
+        )
 
     def dispatch(self, event: DirectoryEvent) -> None:
         self._driver.feed(event)
@@ -159,6 +190,6 @@ class VirtualDirectory:
                 self.dispatch(Probed(effect.node, accepted))
 
         if reachable and not (node.alive and node.stopped):
-            self._clock.after(there_and_back, lambda: answer(node.alive))
+            self._clock.after(there_and_back, lambda: self._take(lambda: answer(node.alive)))
         else:
-            self._clock.after(self._cluster.settings.probe, answer, None)
+            self._clock.after(self._cluster.settings.probe, self._take, lambda: answer(None))

@@ -249,7 +249,7 @@ def _with_loss(
 def _broadcast(scenario: Scenario, make: MakeCluster) -> Result:
     shape, size = scenario.shape, scenario.size
     cluster = make(shape, scenario.seed)
-    _settle(cluster, [])
+    _assemble(cluster)
     ref = cluster.new_ref()
     put = _put(cluster, SOURCE, ref, size)
     _settle(cluster, [put])
@@ -277,7 +277,7 @@ def _broadcast(scenario: Scenario, make: MakeCluster) -> Result:
 def _gather(scenario: Scenario, make: MakeCluster) -> Result:
     shape, size = scenario.shape, scenario.size
     cluster = make(shape, scenario.seed)
-    _settle(cluster, [])
+    _assemble(cluster)
     sources = range(1, shape.nodes)
     refs = [cluster.new_ref() for _ in sources]
     puts = [_put(cluster, host, ref, size) for host, ref in zip(sources, refs, strict=True)]
@@ -292,7 +292,7 @@ def _gather(scenario: Scenario, make: MakeCluster) -> Result:
 def _reduce(scenario: Scenario, make: MakeCluster) -> Reduced:
     shape, size = scenario.shape, scenario.size
     cluster = make(shape, scenario.seed)
-    _settle(cluster, [])
+    _assemble(cluster)
     sources = [cluster.new_ref() for _ in range(shape.nodes)]
     puts: list[Call] = []
     limit = size / shape.bandwidth
@@ -309,6 +309,13 @@ def _reduce(scenario: Scenario, make: MakeCluster) -> Reduced:
 
 def _put(cluster: VirtualCluster, host: int, ref: bytes, size: int) -> Call:
     return cluster.put(host, ref, size, inline=size < cluster.settings.inline_limit)
+
+
+def _assemble(cluster: VirtualCluster) -> None:
+    """Wait until all hosts have joined."""
+    _settle(cluster, [])
+    while not cluster.everyone_joined() and cluster.clock.now < _PATIENCE:
+        _settle(cluster, [])
 
 
 def _settle(cluster: VirtualCluster, calls: list[Call]) -> None:

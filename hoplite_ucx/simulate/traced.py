@@ -22,8 +22,8 @@ class TracedCluster(VirtualCluster):
         super().__init__(shape, seed, settings, checked=checked)
         self._recorders["directory"] = self.directory.recorder = DirectoryRecorder()
 
-    def _spawn(self, index: int) -> VirtualNode:
-        node = super()._spawn(index)
+    def _spawn(self, index: int, delay: float = 0.0) -> VirtualNode:
+        node = super()._spawn(index, delay)
         node.recorder = NodeRecorder(lambda: node.machine, lambda _: None)
         self._recorders[f"host {index}, node n{node.identity:x}"] = node.recorder
         return node

@@ -20,6 +20,7 @@ from hoplite_ucx.cli.bench import (
     apps,
     breaks,
     dask,
+    directory,
     fabric,
     faults,
     fuzz,
@@ -56,6 +57,7 @@ app.command()(fabric.fabric)
 app.command()(paper.paper)
 app.command()(view.view)
 app.command()(observed.observed)
+app.command()(directory.directory)
 app.command()(apps.apps)
 
 Name = Annotated[str | None, typer.Option(help="The cluster's name; needed only if there are several.")]
