@@ -115,7 +115,7 @@ class VirtualCluster:
             latency=shape.latency,
             handover=shape.handover,
             sender_cost=shape.sender_cost,
-            slot_cost=0.0,  # a slot costs nothing here
+            slot_cost=shape.directory_cost,  # a slot is bound in one event
         )
         self.clock = Clock()
         jitter = (lambda: self.random.random() * shape.jitter) if shape.jitter else None
