@@ -84,6 +84,11 @@ class VirtualDirectory:
         self._waker.cancel()
         self._close_sessions()
 
+    @property
+    def backlog(self) -> float:
+        """How long it takes at most for what waits now."""
+        return len(self._queue) * self._cluster.directory_cost
+
     def _take(self, work: Callable[[], None]) -> None:
         """Do it as soon as all that came before is done."""
         if not self._cluster.directory_cost:

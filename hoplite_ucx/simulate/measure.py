@@ -319,11 +319,12 @@ def _assemble(cluster: VirtualCluster) -> None:
 
 
 def _settle(cluster: VirtualCluster, calls: list[Call]) -> None:
-    """What comes before the clock starts must work; then everyone's messages get time to arrive."""
+    """What comes before the clock starts must work; then everyone's messages get time to arrive and to be handled."""
     done = cluster.settle(calls, _PATIENCE)
     if not done or any(call.failure for call in calls):
         raise AssertionError(f"the run could not be prepared: {[call.answer for call in calls]}")
     cluster.clock.run(until=cluster.clock.now + _REST)
+    cluster.clock.run(until=cluster.clock.now + cluster.directory.backlog)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
