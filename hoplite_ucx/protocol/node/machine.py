@@ -6,9 +6,9 @@ comes back after a lost session, and takes a new name when the directory has dec
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
@@ -74,8 +74,6 @@ from hoplite_ucx.protocol.messages import (
     StreamRefused,
     StreamRequest,
     StreamStatus,
-    ToNode,
-    ToPeer,
     Unhandled,
     Welcome,
 )
@@ -195,55 +193,7 @@ class NodeState:
 
     def handle(self, event: NodeEvent, now: float) -> list[NodeEffect]:
         self._context.now = now
-        match event:
-            case FromDirectory(message):
-                self._on_directory_message(message)
-            case GetCall():
-                self.calls.get(event)
-            case PutCall():
-                self.calls.put(event)
-            case FromPeer(peer, message):
-                self._on_peer_message(peer, message)
-            case ReceiveClosed(stream):
-                if not self.inheritance.receive_closed(self.memory, stream):
-                    self.fetching.closed(event)
-            case ServeClosed(stream):
-                if not self.inheritance.serve_closed(self.memory, stream):
-                    self.serving.closed(stream)
-            case PutFinished(call):
-                self.calls.put_finished(call)
-            case WaitCall():
-                self.calls.wait(event)
-            case DeleteCall():
-                self.calls.delete(event)
-            case ReduceCall():
-                self.calls.reduce(event)
-            case ContributorsCall():
-                self.calls.ask(event)
-            case DescribeCall():
-                self.calls.describe(event)
-            case CancelCall(call):
-                self.calls.cancel(call)
-            case Combined(segment):
-                self.reducing.combined(segment)
-                self.fetching.assembling.copied(segment)
-            case CombinedBytes(version, data):
-                self.reducing.combined_inline(version, data)
-            case CombineFailed(what, failure):
-                self.reducing.failed(what, failure)
-            case RetireWanted():
-                self._retire()
-            case Unpin(call):
-                self.memory.unpin(call)
-            case PeerLost(peer):
-                self.receiving.peer_lost(peer)
-                self.serving.peer_lost(peer)
-            case DirectoryConnected():
-                self._join()
-            case DirectoryLost():
-                self._session_lost()
-            case Tick():
-                self._on_tick(event)
+        _ON_EVENT[type(event)](self, event)
         self.fetching.review_hungry()
         return self._context.take_effects()
 
@@ -455,69 +405,33 @@ class NodeState:
 
     # --- messages ----------------------------------------------------------------------------------------------
 
-    def _on_directory_message(self, message: ToNode) -> None:
+    def _on_directory_message(self, event: FromDirectory) -> None:
         self._context.hear()
-        match message:
-            case Alive(members):
-                self._members = members
-                if self._beats_sent:
-                    self._round_trips.append(self._context.now - self._beats_sent.popleft())
-            case Place():
-                self.fetching.place(message)
-            case Assemble():
-                self.fetching.assembling.assemble(message)
-            case Inline():
-                self.fetching.inline(message)
-            case PutAccepted():
-                self.calls.put_accepted(message)
-            case PutRefused(call, failure):
-                self.calls.put_refused(call, failure)
-            case Failed(ref, failure):
-                self.fetching.failed(ref, failure)
-                if failure.kind is FailureKind.DELETED:
-                    self.calls.ready((ref,))  # a get would answer at once
-            case Halt():
-                self.fetching.halt(message)
-            case Drop(version):
-                self._drop(version)
-            case Ready(refs):
-                self.calls.ready(refs)
-            case EvictAnswer(version, answer):
-                self.memory.evict_answered(version, answer)
-            case Deleted(call):
-                self.calls.deleted(call)
-            case Bind():
-                self.reducing.bind(message)
-            case CombineInline():
-                self.reducing.combine_inline(message)
-            case Sealed():
-                self.reducing.sealed(message)
-            case Over(target):
-                self.calls.over(target)
-            case Reduced(call, failure):
-                self.calls.reduced(call, failure)
-            case Contributors():
-                self.calls.contributors(message)
-            case Described():
-                self.calls.described(message)
-            case Polled():
-                self.calls.polled(message)
-            case MayLeave(left):
-                if self._retiring:
-                    self._context.emit(Retired(left))
-            case Welcome():
-                self._on_welcome(message)
-            case Fenced():
-                self._on_fenced(message)
-            case Unhandled():
-                self.calls.unhandled(message)
-            case Rejected(failure):
-                if not self._context.welcomed:
-                    self._refused(failure)
-                elif failure.kind is FailureKind.STALE:
-                    self._leave_session()  # it does not know us: join again
+        message = event.message
+        _ON_MESSAGE[type(message)](self, message)
 
-    def _drop(self, version: Version) -> None:
+    def _on_alive(self, alive: Alive) -> None:
+        self._members = alive.members
+        if self._beats_sent:
+            self._round_trips.append(self._context.now - self._beats_sent.popleft())
+
+    def _on_failed(self, failed: Failed) -> None:
+        self.fetching.failed(failed.ref, failed.failure)
+        if failed.failure.kind is FailureKind.DELETED:
+            self.calls.ready((failed.ref,))  # a get would answer at once
+
+    def _on_may_leave(self, may: MayLeave) -> None:
+        if self._retiring:
+            self._context.emit(Retired(may.left))
+
+    def _on_rejected(self, rejected: Rejected) -> None:
+        if not self._context.welcomed:
+            self._refused(rejected.failure)
+        elif rejected.failure.kind is FailureKind.STALE:
+            self._leave_session()  # it does not know us: join again
+
+    def _on_drop(self, drop: Drop) -> None:
+        version = drop.version
         self.calls.dropped(version)
         self.reducing.dropped(version)
         self.fetching.dropped(version)
@@ -528,7 +442,8 @@ class NodeState:
             self.memory.doom(holding)
             self._context.stories.end(version.ref)
 
-    def _on_peer_message(self, peer: NodeId, message: ToPeer) -> None:
+    def _on_peer_message(self, event: FromPeer) -> None:
+        peer, message = event.peer, event.message
         match message:
             case StreamRequest():
                 self.serving.requested(peer, message)
@@ -538,6 +453,22 @@ class NodeState:
                 self.receiving.refused(peer, stream, fault)
             case StreamStatus():
                 self.receiving.status(peer, message)
+
+    def _on_receive_closed(self, event: ReceiveClosed) -> None:
+        if not self.inheritance.receive_closed(self.memory, event.stream):
+            self.fetching.closed(event)
+
+    def _on_serve_closed(self, event: ServeClosed) -> None:
+        if not self.inheritance.serve_closed(self.memory, event.stream):
+            self.serving.closed(event.stream)
+
+    def _on_combined(self, event: Combined) -> None:
+        self.reducing.combined(event.segment)
+        self.fetching.assembling.copied(event.segment)
+
+    def _on_peer_lost(self, event: PeerLost) -> None:
+        self.receiving.peer_lost(event.peer)
+        self.serving.peer_lost(event.peer)
 
     def __repr__(self) -> str:
         return f"NodeState({label(self.node)})"
@@ -554,3 +485,56 @@ def _status_of(incoming: Incoming) -> IncomingStatus:
         placement.size,
         placement.number,
     )
+
+
+_ON_EVENT: dict[type, Callable[[NodeState, Any], None]] = {
+    FromDirectory: NodeState._on_directory_message,
+    FromPeer: NodeState._on_peer_message,
+    GetCall: lambda node, call: node.calls.get(call),
+    PutCall: lambda node, call: node.calls.put(call),
+    PutFinished: lambda node, event: node.calls.put_finished(event.call),
+    WaitCall: lambda node, call: node.calls.wait(call),
+    DeleteCall: lambda node, call: node.calls.delete(call),
+    ReduceCall: lambda node, call: node.calls.reduce(call),
+    ContributorsCall: lambda node, call: node.calls.ask(call),
+    DescribeCall: lambda node, call: node.calls.describe(call),
+    CancelCall: lambda node, event: node.calls.cancel(event.call),
+    Unpin: lambda node, event: node.memory.unpin(event.call),
+    ReceiveClosed: NodeState._on_receive_closed,
+    ServeClosed: NodeState._on_serve_closed,
+    Combined: NodeState._on_combined,
+    CombinedBytes: lambda node, event: node.reducing.combined_inline(event.version, event.data),
+    CombineFailed: lambda node, event: node.reducing.failed(event.what, event.failure),
+    RetireWanted: lambda node, _: node._retire(),
+    PeerLost: NodeState._on_peer_lost,
+    DirectoryConnected: lambda node, _: node._join(),
+    DirectoryLost: lambda node, _: node._session_lost(),
+    Tick: NodeState._on_tick,
+}
+_ON_MESSAGE: dict[type, Callable[[NodeState, Any], None]] = {
+    Alive: NodeState._on_alive,
+    Place: lambda node, message: node.fetching.place(message),
+    Assemble: lambda node, message: node.fetching.assembling.assemble(message),
+    Inline: lambda node, message: node.fetching.inline(message),
+    Halt: lambda node, message: node.fetching.halt(message),
+    Failed: NodeState._on_failed,
+    Drop: NodeState._on_drop,
+    PutAccepted: lambda node, message: node.calls.put_accepted(message),
+    PutRefused: lambda node, message: node.calls.put_refused(message.call, message.failure),
+    Ready: lambda node, message: node.calls.ready(message.refs),
+    Deleted: lambda node, message: node.calls.deleted(message.call),
+    EvictAnswer: lambda node, message: node.memory.evict_answered(message.version, message.answer),
+    Bind: lambda node, message: node.reducing.bind(message),
+    CombineInline: lambda node, message: node.reducing.combine_inline(message),
+    Sealed: lambda node, message: node.reducing.sealed(message),
+    Over: lambda node, message: node.calls.over(message.target),
+    Reduced: lambda node, message: node.calls.reduced(message.call, message.failure),
+    Contributors: lambda node, message: node.calls.contributors(message),
+    Described: lambda node, message: node.calls.described(message),
+    Polled: lambda node, message: node.calls.polled(message),
+    Unhandled: lambda node, message: node.calls.unhandled(message),
+    MayLeave: NodeState._on_may_leave,
+    Welcome: NodeState._on_welcome,
+    Fenced: NodeState._on_fenced,
+    Rejected: NodeState._on_rejected,
+}
