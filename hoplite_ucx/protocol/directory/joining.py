@@ -5,7 +5,7 @@ first. Then it takes up the node's copies, partial streams, slots and unfinished
 the node to drop the rest. The handlers of the `Directory` take the calls that the node repeats.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects
@@ -26,17 +26,34 @@ class Joining:
 
     def reconcile(self, member: Member, join: Join) -> list[Record]:
         """Make our knowledge of a node equal to what it announces, and return the records known before."""
-        node = member.node
         survivor = 0 < join.incarnation < self._world.incarnation
         held = dict.fromkeys(copy.version for copy in (*join.copies, *join.producing))
-        received = {(partial.version, receiver_key(node, partial.into)) for partial in join.partials}
-        offered = {(node, put.call) for put in join.puts}
         slots = {report.bind.version: report for report in join.slots}
         known = [self._table.records[ref] for ref in member.refs]
+        self._forget_unannounced(member, join, known, {*held, *slots})
+        self._recovery.forget(member)
+        if survivor or (join.incarnation and self._world.recovering):  # it may come twice before anything is decided
+            self._recovery.hear(member, join)
+        self._reconcile_slots(member, slots, known, held)
+        self._take_copies(member, join)
+        self._readmit_partials(member, join, survivor=survivor)
+        self._repeat_seals(member, [*held, *(partial.version for partial in join.partials)])
+        for producing in join.producing:
+            self._readmit_producer(member, producing.version)
+        self._link_streams(member)
+        return known
+
+    def _forget_unannounced(
+        self, member: Member, join: Join, known: list[Record], announced: Container[Version]
+    ) -> None:
+        """What the node asked for, and what we thought it has and it does not announce."""
+        node = member.node
+        held = {copy.version for copy in (*join.copies, *join.producing)}
+        received = {(partial.version, receiver_key(node, partial.into)) for partial in join.partials}
+        offered = {(node, put.call) for put in join.puts}
         for record in known:
             record.forget_calls(node)
-            if record.reduction is not None:
-                # Its request to combine may not have reached it.
+            if record.reduction is not None:  # its request to combine may not have reached it
                 self._reductions.node_lost(record.reduction, node)
             broadcast = record.broadcast
             if broadcast is None:
@@ -45,45 +62,50 @@ class Joining:
             for key in broadcast.keys_of(node):
                 if version not in held and (version, key) not in received:
                     broadcast.forget(key)
-            kept = version in held or version in slots or (version, node) in received or record.put in offered
-            if not kept:
+            if not (version in announced or (version, node) in received or record.put in offered):
                 broadcast.remove(node)
-        self._recovery.forget(member)
-        if survivor or (join.incarnation and self._world.recovering):  # it may come twice before anything is decided
-            self._recovery.hear(member, join)
-        self._reconcile_slots(member, slots, known, held)
-        for version in (copy.version for copy in join.copies):  # all of them, before one of them decides anything
-            record_of = self._table.records.get(version.ref)
-            current = record_of.broadcast if record_of is not None and not record_of.deleted else None
-            if record_of is not None and current is not None and current.version == version:
-                self._table.involve(record_of, member)
+
+    def _take_copies(self, member: Member, join: Join) -> None:
+        """All of them are recorded before one of them decides anything."""
+        for version in (copy.version for copy in join.copies):
+            record = self._table.records.get(version.ref)
+            current = record.broadcast if record is not None and not record.deleted else None
+            if record is not None and current is not None and current.version == version:
+                self._table.involve(record, member)
                 current.add_copy(member)
         for copy in join.copies:
             self._objects.completed(member, copy.version, joining=True)
+
+    def _readmit_partials(self, member: Member, join: Join, *, survivor: bool) -> None:
+        """Streams that run, and receivers that wait."""
         for partial in join.partials:
             if partial.into and not self._runs_slot(member, partial.into):
                 continue  # it was told to drop the slot
             broadcast = self._table.current(member, partial.version)
-            if broadcast is not None and self._table.is_deleted(partial.version.ref) and not partial.into:
+            if broadcast is None:
+                continue
+            if self._table.is_deleted(partial.version.ref) and not partial.into:
                 self._world.send(member.node, Drop(partial.version))  # only reductions that chose it still use it
-            elif broadcast is not None and partial.watermark > broadcast.size:
+            elif partial.watermark > broadcast.size:
                 self._world.blame(member.node, partial.version.ref, f"watermark {partial.watermark} is beyond its size")
-            elif broadcast is not None:
+            else:
                 self._table.involve(self._table.records[partial.version.ref], member)
                 broadcast.readmit(member, partial, survivor=survivor)
-        for version in [*held, *(partial.version for partial in join.partials)]:
-            record_of = self._table.records.get(version.ref)
-            if record_of is not None and record_of.broadcast is not None and record_of.decided == version:
-                self._world.send(node, Sealed(version, record_of.broadcast.origin))  # the first may have been lost
-        for producing in join.producing:
-            self._readmit_producer(member, producing.version)
+
+    def _repeat_seals(self, member: Member, versions: Iterable[Version]) -> None:
+        """The first message may have been lost."""
+        for version in versions:
+            record = self._table.records.get(version.ref)
+            if record is not None and record.broadcast is not None and record.decided == version:
+                self._world.send(member.node, Sealed(version, record.broadcast.origin))
+
+    def _link_streams(self, member: Member) -> None:
         for ref in member.refs:
-            linked = self._table.records[ref].broadcast
-            if linked is not None:
-                linked.link_adopted()
+            broadcast = self._table.records[ref].broadcast
+            if broadcast is not None:
+                broadcast.link_adopted()
                 if not self._world.recovering:
-                    linked.halt_adopted()
-        return known
+                    broadcast.halt_adopted()
 
     def _reconcile_slots(
         self, member: Member, reports: dict[Version, SlotReport], known: list[Record], held: Container[Version]
