@@ -163,8 +163,8 @@ class _CountsTwice(Reductions):
 class _KeepsVersions(Reductions):
     """Replaces a source without renewing the slots above, whose bytes change."""
 
-    def _renew(self, reduction: Reduction, slot: Slot) -> None:
-        self._end_output(reduction, slot)
+    def _renew(self, slot: Slot) -> None:
+        self._end_output(slot)
 
 
 class _OneStripeAlone(TreeBuilder):

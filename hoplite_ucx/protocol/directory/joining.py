@@ -24,8 +24,9 @@ class Joining:
         self._world = table.world
         self._recovery = recovery
 
-    def reconcile(self, member: Member, join: Join) -> list[Record]:
-        """Make our knowledge of a node equal to what it announces, and return the records known before."""
+    def reconcile(self, member: Member, join: Join) -> None:
+        """Make our knowledge of a node equal to what it announces. All of it is taken up before any of it decides
+        anything."""
         survivor = 0 < join.incarnation < self._world.incarnation
         held = dict.fromkeys(copy.version for copy in (*join.copies, *join.producing))
         slots = {report.bind.version: report for report in join.slots}
@@ -35,13 +36,15 @@ class Joining:
         if survivor or (join.incarnation and self._world.recovering):  # it may come twice before anything is decided
             self._recovery.hear(member, join)
         self._reconcile_slots(member, slots, known, held)
-        self._take_copies(member, join)
+        for copy in join.copies:
+            self._objects.completed(member, copy.version, joining=True)
         self._readmit_partials(member, join, survivor=survivor)
         self._repeat_seals(member, [*held, *(partial.version for partial in join.partials)])
         for producing in join.producing:
             self._readmit_producer(member, producing.version)
         self._link_streams(member)
-        return known
+        for record in known:
+            self._world.mark(record.ref)
 
     def _forget_unannounced(
         self, member: Member, join: Join, known: list[Record], announced: Container[Version]
@@ -64,17 +67,6 @@ class Joining:
                     broadcast.forget(key)
             if not (version in announced or (version, node) in received or record.put in offered):
                 broadcast.remove(node)
-
-    def _take_copies(self, member: Member, join: Join) -> None:
-        """All of them are recorded before one of them decides anything."""
-        for version in (copy.version for copy in join.copies):
-            record = self._table.records.get(version.ref)
-            current = record.broadcast if record is not None and not record.deleted else None
-            if record is not None and current is not None and current.version == version:
-                self._table.involve(record, member)
-                current.add_copy(member)
-        for copy in join.copies:
-            self._objects.completed(member, copy.version, joining=True)
 
     def _readmit_partials(self, member: Member, join: Join, *, survivor: bool) -> None:
         """Streams that run, and receivers that wait."""
@@ -100,7 +92,9 @@ class Joining:
                 self._world.send(member.node, Sealed(version, record.broadcast.origin))
 
     def _link_streams(self, member: Member) -> None:
+        """Streams that run come before those that are possible."""
         for ref in member.refs:
+            self._world.mark(ref)
             broadcast = self._table.records[ref].broadcast
             if broadcast is not None:
                 broadcast.link_adopted()
@@ -118,7 +112,7 @@ class Joining:
                 continue
             report = reports.pop(slot.version, None)
             if report is not None and report.bind.number == slot.number:
-                self._reductions.resumed(reduction, slot, {version.ref for version in report.missing})
+                self._reductions.resumed(slot, {version.ref for version in report.missing})
             else:
                 self._reductions.host_lost(slot)
         for version in reports:

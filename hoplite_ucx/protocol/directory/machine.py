@@ -20,9 +20,9 @@ from hoplite_ucx.protocol.directory.recovery import Recovery
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.refusals import deleted, invalid, refuse_reduce
 from hoplite_ucx.protocol.directory.retiring import Retiring
+from hoplite_ucx.protocol.directory.settling import Settling
 from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
-from hoplite_ucx.protocol.directory.spread.placing import place, place_again, place_starving
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.directory.world import Difference, Incident, Tally, World, any_difference
@@ -133,6 +133,7 @@ class Directory:
         self.reductions = self.objects.reductions
         self._recovery = Recovery(self.table, self.versions, self.objects)
         self._joining = Joining(self.table, self.objects, self._recovery)
+        self._settling = Settling(self.table, self.versions, self.objects)
         self._probation = Probation()
         self.retiring = self.retiring_type(self.table)
         self._sweep_due = 0.0
@@ -192,9 +193,7 @@ class Directory:
                     self._declare_dead(member, "its port refused a connection")
             case Tick():
                 self._on_tick()
-        self.objects.settle_marked()
-        if self.world.take_supply_change():
-            place_starving(self.table)
+        self._settling.settle()
         return self.world.take_effects()
 
     def farewell(self, event: DirectoryEvent, failure: Failure) -> list[DirectoryEffect]:
@@ -309,12 +308,11 @@ class Directory:
             self._recovery.expect(join)
             population = self._recovery.population(len(self.members))
             self.world.send(node, Welcome(self.incarnation, self.cluster, self.settings, population))
-            known = self._joining.reconcile(member, join)
+            self._joining.reconcile(member, join)
             self._repeat_calls(member, join)
-            for record in [*known, *(self.records[ref] for ref in member.refs)]:
-                self.objects.settle(record)
-            self.world.supply_changed()
+            self.world.marks.supply = True
             if self.world.recovering and self._recovery.heard_all():
+                self._settling.settle()
                 self._end_recovery()
 
     def _times_failed(self, node: NodeId) -> int:
@@ -364,12 +362,12 @@ class Directory:
                 case ("probe", int() as node):
                     self.members.ask_again(node)
                 case ("place", bytes() as ref):
-                    place_again(self.table, self.records[ref])
+                    if (broadcast := self.records[ref].broadcast) is not None:
+                        broadcast.look_for_senders()
                 case tombstones.TIMER:
                     self.objects.forget_tombstones()
                 case ("reduce", bytes() as ref):
-                    if (reduction := self.records[ref].reduction) is not None:
-                        self.reductions.review(reduction)
+                    self.world.marks.reductions[ref] = None
 
     def _sweep(self) -> None:
         now = self.world.now
@@ -392,24 +390,14 @@ class Directory:
         for record in list(self.records.values()):
             if record.broadcast is None:
                 self.objects.offer_deferred(record)
-        for record in list(self.records.values()):
-            if record.reduction is not None and record.reduction.record is record:
-                self.reductions.review(record.reduction)
-        for node, delete in recovery.deletes:
+            self.world.mark(record.ref)
+            if record.reduction is not None:
+                self.world.marks.reductions[record.reduction.target] = None
+        for node, message in recovery.postponed:  # as if it came now
+            self._settling.settle()
             if (asker := self.members.get(node)) is not None:
-                self._on_delete(asker, delete)
-        for node, ask in recovery.asks:
-            if (asker := self.members.get(node)) is not None:
-                self._on_ask(asker, ask)
-        for record in list(self.records.values()):
-            self.objects.settle(record)
-        for node, question in recovery.questions:
-            if (asker := self.members.get(node)) is not None:
-                self._on_describe(asker, question)
-        for node, poll in recovery.polls:
-            if (asker := self.members.get(node)) is not None:
-                self._on_poll(asker, poll)
-        self._recovery.reset()
+                self._handlers[type(message)](asker, message)
+        recovery.reset()
 
     def _set_sweep(self) -> None:
         self._sweep_due = self.world.now + self.settings.heartbeat
@@ -427,6 +415,7 @@ class Directory:
             self.world.tell(record.ref, "{} {}", label(node), why)
             record.forget_calls(node)
             record.nodes.pop(node, None)
+            self.world.mark(record.ref)
             if record.broadcast is not None:
                 record.broadcast.forget_node(node)
             if record.slot is not None and record.reduction is not None and record.slot.host is member:
@@ -437,8 +426,6 @@ class Directory:
         for record in touched:
             if record.reduction is not None:
                 self.reductions.node_lost(record.reduction, node)
-        for record in touched:
-            self.objects.settle(record)
 
     def _reject(self, node: NodeId, kind: FailureKind, detail: str, remedy: str) -> None:
         self.world.send(node, Rejected(Failure(kind, detail, remedy)))
@@ -453,17 +440,15 @@ class Directory:
         if broadcast is not None:
             broadcast.aborted = broadcast.producer == member.node
             broadcast.remove(member.node)
-            self.objects.settle(self.records[aborted.version.ref])
 
     def _on_want(self, member: Member, want: Want) -> None:
         record = self.table.record(want.ref)
         if record.deleted or self._recovery.is_buried(want.ref):
             self.world.send(member.node, Failed(want.ref, deleted(want.ref)))
-            self.objects.settle(record)
+            self.world.mark(want.ref)
             return
         self.table.involve(record, member)
         self.objects.serve(record, member)
-        place(self.table, record)
 
     def _on_unwant(self, member: Member, unwant: Unwant) -> None:
         record = self.records.get(unwant.ref)
@@ -472,7 +457,7 @@ class Directory:
         record.waiting.pop(member.node, None)
         if record.broadcast is not None:
             record.broadcast.unwant(member.node)
-        self.objects.settle(record)
+        self.world.mark(unwant.ref)
 
     def _on_stream_failed(self, member: Member, failed: StreamFailed) -> None:
         broadcast = self.table.current(member, failed.version)
@@ -489,7 +474,6 @@ class Directory:
             stripes.leave(self.table, broadcast, member, failed.number)
         key = receiver_key(member.node, failed.into)
         broadcast.failed(key, failed.number, failed.watermark, failed.fault, failed.wanted)
-        self.objects.settle(self.records[failed.version.ref])
 
     def _on_halted(self, member: Member, halted: Halted) -> None:
         broadcast = self.table.current(member, halted.version)
@@ -500,7 +484,6 @@ class Directory:
             self.world.blame(member.node, halted.version.ref, detail)
             return
         broadcast.halted(receiver_key(member.node, halted.into), halted.number, halted.watermark, halted.wanted)
-        self.objects.settle(self.records[halted.version.ref])
 
     def _on_declined(self, member: Member, declined: Declined) -> None:
         broadcast = self.table.current(member, declined.version)
@@ -519,7 +502,6 @@ class Directory:
             broadcast.remove(member.node)
             if slot is not None and record.reduction is not None:
                 self.reductions.assembler_declined(record.reduction, slot, member.node)
-            self.objects.settle(self.records[declined.version.ref])
 
     # --- wait, evict, delete -----------------------------------------------------------------------------------
 
@@ -546,7 +528,7 @@ class Directory:
         for ref in unwatch.refs:
             record = self.records.get(ref)
             if record is not None and record.watchers.pop(member.node, None) is not None:
-                self.objects.settle(record)
+                self.world.mark(ref)
 
     def _on_evict(self, member: Member, evict: Evict) -> None:
         record = self.records.get(evict.version.ref)
@@ -568,7 +550,7 @@ class Directory:
             self.world.blame(member.node, None, detail)
             return
         if self.world.recovering:
-            self._recovery.deletes.append((member.node, delete))
+            self._recovery.postponed.append((member.node, delete))
             return
         for ref in delete.refs:
             self._delete(ref, member)
@@ -600,8 +582,7 @@ class Directory:
             self.objects.hide(record, failure, told)
         else:
             self.versions.end_version(record, failure, also=told)
-        self.reductions.source_changed(ref)
-        self.objects.settle(record)
+        self.world.mark(ref)
         self.world.stories.end(ref)
 
     # --- reduce ------------------------------------------------------------------------------------------------
@@ -630,7 +611,7 @@ class Directory:
             self._begin_reduction(record, member, reduce)
         else:
             self.world.send(member.node, Over(reduce.target))
-            self.objects.settle(record)
+            self.world.mark(reduce.target)
 
     def _begin_reduction(self, record: Record, member: Member, reduce: Reduce) -> None:
         record.spec = reduce
@@ -640,13 +621,13 @@ class Directory:
         self.world.tell(reduce.target, "{} of {} sources asked for", reduce.count, len(reduce.sources))
         for ref in reduce.sources:
             self.table.record(ref).consumers[reduce.target] = record.reduction
-        self.reductions.review(record.reduction)
-        self.objects.settle(record)
+        self.world.mark(reduce.target)
+        self.world.marks.reductions[reduce.target] = None
 
     def _on_ask(self, member: Member, ask: Ask) -> None:
         record = self.records.get(ask.ref)
         if self.world.recovering:
-            self._recovery.asks.append((member.node, ask))
+            self._recovery.postponed.append((member.node, ask))
         elif self.table.is_deleted(ask.ref):
             self.world.send(member.node, Contributors(ask.call, (), deleted(ask.ref)))
         elif record is None or record.spec is None:
@@ -662,18 +643,18 @@ class Directory:
 
     def _on_describe(self, member: Member, question: Describe) -> None:
         if self.world.recovering:
-            self._recovery.questions.append((member.node, question))
+            self._recovery.postponed.append((member.node, question))
         else:
             known = tuple(self.objects.describe(ref) for ref in question.refs)
             self.world.send(member.node, Described(question.call, known))
 
     def _on_poll(self, member: Member, poll: Poll) -> None:
         if self.world.recovering:
-            self._recovery.polls.append((member.node, poll))  # it is not known yet what exists
+            self._recovery.postponed.append((member.node, poll))  # it is not known yet what exists
             return
         record = self.records.get(poll.ref) if poll.ref is not None else None
         if record is not None and record.askers.pop((member.node, poll.call), poll) is None:
-            self.objects.settle(record)
+            self.world.mark(record.ref)
         state = self.table.state_of(poll.ref) if poll.ref is not None else ObjectState.UNKNOWN
         self.world.send(member.node, Polled(poll.call, state))
 
@@ -688,9 +669,8 @@ class Directory:
             if member.node in broadcast.receivers:  # for the slot it gave up the bytes it had received
                 broadcast.forget(member.node)
                 self.objects.serve(record, member)
-                self.objects.settle(record)
         elif slot.number == bound.number and not slot.bound:
-            self.reductions.taken(record.reduction, slot, {version.ref for version in bound.missing})
+            self.reductions.taken(slot, {version.ref for version in bound.missing})
 
     def _on_consumed(self, member: Member, consumed: Consumed) -> None:
         slot_record = self.records.get(consumed.into)
@@ -701,14 +681,11 @@ class Directory:
         record = self.records.get(consumed.version.ref)
         if record is not None and record.broadcast is not None and record.broadcast.version == consumed.version:
             record.broadcast.forget(receiver_key(member.node, consumed.into))
-            self.objects.settle(record)
 
     def _on_combined_inline(self, member: Member, combined: CombinedInline) -> None:
         record = self.records.get(combined.version.ref)
         if record is not None and record.reduction is not None:
             self.reductions.inline_result(record.reduction, member, combined)
-            self.reductions.announce_if_ready(record)
-            self.objects.settle(record)
         if combined.kept:
             self.table.current(member, combined.version)  # if it came too late, the node is told to drop it
 
@@ -716,4 +693,3 @@ class Directory:
         record = self.records.get(unfit.version.ref)
         if record is not None and record.reduction is not None:
             self.reductions.unfit(record.reduction, member, unfit)
-            self.objects.settle(record)

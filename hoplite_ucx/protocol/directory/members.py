@@ -99,7 +99,7 @@ class Members:
         member.heard = now
         if member.suspect and member.connected:
             member.suspect = False
-            self._world.supply_changed()
+            self._world.marks.supply = True
 
     def suspect(self, member: Member, *, broke: bool = False) -> None:
         """Ask its port; a refusal is the quickest proof of death."""
@@ -129,7 +129,7 @@ class Members:
         suspicion = self._world.settings.suspicion
         if accepted and member.connected and now - member.heard < suspicion:
             member.suspect = False
-            self._world.supply_changed()
+            self._world.marks.supply = True
         elif member.broke is not None and now - member.broke < suspicion:  # after that it is silent, and asked for that
             self._world.timers.set(("probe", member.node), now + self._world.settings.probe_again)
         return False

@@ -1,19 +1,12 @@
-"""The life of objects: how a put becomes a version, how it is got, and how it ends.
-
-After any change to a record it is *settled*: losses are declared, waiters placed, reductions notified, empty records
-forgotten. This is the one place where that is decided; the parts below (`versions`, `spread`, `reduce`) call `settle`,
-or mark a record, which is then settled before the event is over.
-"""
+"""The life of objects: how a put becomes a version, how it is got, and how it ends. `settling` decides what follows."""
 
 import itertools
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
-from hoplite_ucx.protocol.directory.refusals import aborted, invalid, lost, refuse_put
-from hoplite_ucx.protocol.directory.spread import stripes
+from hoplite_ucx.protocol.directory.refusals import invalid, refuse_put
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
-from hoplite_ucx.protocol.directory.spread.placing import place
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure
@@ -44,7 +37,7 @@ class Objects:
         self._versions = versions
         self._world = table.world
         self._members = table.members
-        self.reductions = reductions_type(table, versions, self.settle)
+        self.reductions = reductions_type(table, versions)
 
     # --- how a version begins ----------------------------------------------------------------------------------
 
@@ -75,12 +68,6 @@ class Objects:
         else:
             broadcast.produce(member)
         self._world.emit(SendNode(member.node, PutAccepted(put.call, version, existing=False), patient=put.told))
-        waiting, record.waiting = record.waiting, {}
-        for waiter in waiting.values():
-            self.serve(record, waiter)
-        self.reductions.announce_if_ready(record)
-        self.reductions.source_changed(record.ref)  # a reduction that gave up without it may continue
-        place(self._table, record)
 
     def revive(self, member: Member, found: Copy | Partial | Bind, *, sealed: bool, origin: Origin | None) -> None:
         """A survivor of an earlier directory has bytes of a version: the version continues, unless there is a higher
@@ -105,6 +92,7 @@ class Objects:
         if record.reduction is None:
             record.put = record.spec = record.contributors = record.decided = None
         self.reductions.known_again(record)
+        self._world.mark(record.ref)
         if sealed:
             self._note_seal(record, origin)
 
@@ -134,8 +122,7 @@ class Objects:
         if record.reduction is not None:
             reduction, record.reduction = record.reduction, None
             self.reductions.ended(reduction)
-        self.reductions.announce_if_ready(record)
-        self._table.mark(record.ref)
+        self._world.mark(record.ref)
 
     # --- how it is got -----------------------------------------------------------------------------------------
 
@@ -150,7 +137,7 @@ class Objects:
         if not known and not joining:
             self._world.send(member.node, Drop(version))  # the message crossed this one
             return
-        if node == broadcast.producer and broadcast.start:
+        if node == broadcast.producer and broadcast.start and not joining:
             self._world.blame(node, version.ref, f"it makes {version} from {broadcast.start} on, and has not all of it")
             return
         if record.deleted and node not in broadcast.copies and node != broadcast.producer:
@@ -160,8 +147,6 @@ class Objects:
         if broadcast.sealed:
             record.waiting.pop(member.node, None)
         broadcast.add_copy(member)
-        self.reductions.announce_if_ready(record)
-        self.settle(record)
 
     def look(self, ref: bytes) -> Answer:
         """The bytes, if a want would be answered with them now."""
@@ -199,70 +184,19 @@ class Objects:
         broadcast = record.broadcast
         if record.reduction is not None and record.reduction.failure is not None:
             self._world.send(member.node, Failed(record.ref, record.reduction.failure))
-        elif broadcast is None or self._waits_outside(record, broadcast, member):
+        elif broadcast is None or self.waits_outside(record, broadcast, member):
             record.waiting[member.node] = member
         elif broadcast.inline is not None:
             broadcast.give(member)
         else:
             broadcast.want(member)
 
-    def _waits_outside(self, record: Record, broadcast: Broadcast, member: Member) -> bool:
+    def waits_outside(self, record: Record, broadcast: Broadcast, member: Member) -> bool:
         """Whether a want has no place in the tree: its node makes the object itself, and its own gets find it; or the
         version has no root yet, or is dying while the next one is already offered."""
         if broadcast.producer == member.node or member.node in broadcast.copies:
             return True
         return not broadcast.has_root() and (bool(record.deferred) or not broadcast.sealed)
-
-    # --- what follows from a change ----------------------------------------------------------------------------
-
-    def settle_marked(self) -> None:
-        """Settle what was marked during the event, so that nothing changes while other code works on it."""
-        marked = self._table.marked
-        while marked:
-            ref, _ = marked.popitem()
-            if (record := self._table.records.get(ref)) is not None:
-                self.settle(record)
-
-    def settle(self, record: Record) -> None:
-        """After any change: declare a certain loss, place the receivers that wait, forget what is empty."""
-        broadcast = record.broadcast
-        if broadcast is not None:
-            for member in list(record.waiting.values()):
-                if not self._waits_outside(record, broadcast, member):
-                    del record.waiting[member.node]  # its put failed, and it still wants the object
-                    self.serve(record, member)
-        lost_now = broadcast is not None and broadcast.is_lost() and not self._world.recovering
-        if record.slot is not None and record.reduction is not None:
-            if lost_now and record.slot.host is None:
-                self.reductions.output_lost(record.reduction, record.slot)
-            elif broadcast is not None and broadcast.needs_lower_bytes():
-                self.reductions.bind_lower(record.reduction, record.slot)
-            elif broadcast is not None and record.slot.host is None and not broadcast.copies:
-                self.reductions.review(record.reduction)  # what went into it may be needed again
-            else:
-                self.reductions.completed(record.reduction, record.slot)
-        elif record.stripe_of is not None:
-            target = self._table.records[record.stripe_of].broadcast
-            if target is not None and lost_now:
-                stripes.end(self._table, target)
-        elif broadcast is not None and lost_now:
-            self._world.tell(record.ref, "{} is lost", broadcast.version)
-            if record.deferred and broadcast.version.incarnation < self._world.incarnation:
-                self._table.reset(record)  # its put, or another one, is here and starts over: getters wait for that
-            else:
-                failure = aborted(record.ref) if broadcast.aborted else lost(record.ref)
-                self._world.failed(record.ref, failure)
-                self._versions.end_version(record, failure)
-            self.offer_deferred(record)
-            self.reductions.source_changed(record.ref)
-        elif broadcast is not None and record.deferred and broadcast.complete():
-            deferred, record.deferred = record.deferred, []
-            for node, put in deferred:
-                self._world.send(node, PutAccepted(put.call, broadcast.version, existing=True))
-        stripes.end_if_unused(self._table, record)
-        place(self._table, record)
-        if record.idle():
-            self._table.forget(record)
 
     # --- how it ends -------------------------------------------------------------------------------------------
 
@@ -287,7 +221,7 @@ class Objects:
                 self._table.tombstones.add(ref)
             elif record is not None:
                 record.deleted = False
-                self.settle(record)
+                self._world.mark(ref)
 
     def hide(self, record: Record, failure: Failure, told: list[NodeId]) -> None:
         """Gets do not see it any more, but the reductions that chose it still need its bytes."""
@@ -299,4 +233,3 @@ class Objects:
         for node in getters:
             broadcast.forget(node)
             self._world.send(node, Drop(broadcast.version))
-        self._table.mark(record.ref)

@@ -33,20 +33,14 @@ class Recovery:
         self._world = table.world
         self._slots: dict[bytes, dict[bytes, tuple[SlotReport, Member]]] = {}  # by target and by the slot's ref
         self.tombstones: dict[bytes, tuple[Tombstone, Member]] = {}
-        self.deletes: list[tuple[NodeId, Delete]] = []
-        self.asks: list[tuple[NodeId, Ask]] = []
-        self.questions: list[tuple[NodeId, Describe]] = []
-        self.polls: list[tuple[NodeId, Poll]] = []
+        self.postponed: list[tuple[NodeId, Delete | Ask | Describe | Poll]] = []
         self._expected = (0, 0)  # the last directory that any node knew, and how many nodes it had
         self._heard: set[NodeId] = set()
 
     def reset(self) -> None:
         self._slots.clear()
         self.tombstones.clear()
-        self.deletes.clear()
-        self.asks.clear()
-        self.questions.clear()
-        self.polls.clear()
+        self.postponed = []
         self._heard.clear()
         self._expected = (0, 0)
 

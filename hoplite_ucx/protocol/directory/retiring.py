@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
-from hoplite_ucx.protocol.directory.spread.placing import place
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.ids import NodeId, Version, label
 from hoplite_ucx.protocol.messages import MayLeave
@@ -96,5 +95,4 @@ class Retiring:
         self._world.tell(record.ref, "{} is to take it over from {}", label(taker.node), label(departure.member.node))
         self._table.involve(record, taker)
         broadcast.want(taker)
-        place(self._table, record)
         return True

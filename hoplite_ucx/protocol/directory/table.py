@@ -4,8 +4,7 @@ A ref is *pending* (it has no version; nodes may wait for it), *live* (it has a 
 *deleted* (a tombstone that expires, see `tombstones`). A loss takes a live ref back to pending; a later put gives it a
 new version.
 
-Code that changes a record and does not decide the consequences *marks* it: marked records are settled before the event
-is over (see `objects`).
+Code that changes a record *marks* it; `settling` looks at the consequences before the event is over.
 """
 
 from hoplite_ucx.protocol.directory.members import Member, Members
@@ -25,7 +24,6 @@ class Table:
         self.records: dict[bytes, Record] = {}
         self.tombstones = Tombstones(world)
         self.starving: dict[bytes, None] = {}  # refs with receivers that have no sender, in the accounts
-        self.marked: dict[bytes, None] = {}  # refs to look at before the event is over
 
     def record(self, ref: bytes) -> Record:
         record = self.records.get(ref)
@@ -45,9 +43,6 @@ class Table:
         self.world.send(member.node, Drop(version))
         return None
 
-    def mark(self, ref: bytes) -> None:
-        self.marked[ref] = None
-
     def forget(self, record: Record) -> None:
         if self.records.get(record.ref) is record:
             del self.records[record.ref]
@@ -62,14 +57,18 @@ class Table:
                 record.waiting |= record.broadcast.waiting_stores()
             record.broadcast.drop_everywhere()
             record.broadcast = None
+        self.end_tree(record)
+
+    def end_tree(self, record: Record) -> None:
+        """The version is over: no receiver of it waits for a sender."""
         self.world.timers.cancel(("place", record.ref))
         self.starving.pop(record.ref, None)
+        self.world.mark(record.ref)
 
     def unfeed(self, part: bytes, node: NodeId, slot: bytes) -> None:
         record = self.records.get(part)
         if record is not None and record.broadcast is not None:
             record.broadcast.forget(receiver_key(node, slot))
-            self.mark(part)
 
     def tell_ready(self, record: Record) -> None:
         """A get would return at once, with a value or a failure."""

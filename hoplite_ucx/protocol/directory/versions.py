@@ -64,6 +64,7 @@ class Versions:
         """A small result has come: it lives here like a small put."""
         record.broadcast = self.tree(version, len(data), layout, 1.0, data)
         self.inline_total += len(data)
+        self._world.mark(record.ref)
 
     def produce(self, record: Record, host: Member, start: int) -> None:
         """A slot's output begins to grow at its host, whose own gets will find it there."""
@@ -93,8 +94,7 @@ class Versions:
                 self.inline_total -= broadcast.size
             broadcast.drop_everywhere()
             stripes.end(self._table, broadcast)
-        self._world.timers.cancel(("place", record.ref))
-        self._table.starving.pop(record.ref, None)
+        self._table.end_tree(record)
 
     def release_sources(self, refs: Iterable[bytes]) -> None:
         """Sources that are not chosen any more: those deleted meanwhile are removed."""

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -52,6 +52,19 @@ class Incident(Struct, frozen=True, array_like=True):
     node: NodeId | None = None
 
 
+@dataclass(slots=True)
+class Marks:
+    """What has changed in an event, and is looked at before the event is over (see `settling`)."""
+
+    records: dict[bytes, None] = field(default_factory=dict)
+    reductions: dict[bytes, None] = field(default_factory=dict)
+    """By target."""
+    trees: dict[bytes, None] = field(default_factory=dict)
+    """Refs with receivers that may find a sender now."""
+    supply: bool = False
+    """A node can send again: receivers of any object may find a sender."""
+
+
 class World:
     def __init__(self, settings: Settings, incarnation: int, difference: Difference = any_difference) -> None:
         self.settings = settings
@@ -68,7 +81,7 @@ class World:
         self.now = -math.inf
         self._effects: list[DirectoryEffect] = []
         self._number = incarnation << _NUMBERS_PER_INCARNATION_BITS
-        self._supply_changed = False
+        self.marks = Marks()
 
     def emit(self, effect: DirectoryEffect) -> None:
         self._effects.append(effect)
@@ -97,13 +110,9 @@ class World:
         self._number += 1
         return self._number
 
-    def supply_changed(self) -> None:
-        """A node can send again: receivers without a sender should be examined."""
-        self._supply_changed = True
-
-    def take_supply_change(self) -> bool:
-        changed, self._supply_changed = self._supply_changed, False
-        return changed
+    def mark(self, ref: bytes) -> None:
+        """What is known of the ref has changed."""
+        self.marks.records[ref] = None
 
     def take_effects(self) -> list[DirectoryEffect]:
         effects, self._effects = self._effects, []

@@ -15,12 +15,13 @@ slot within a lease, the reduction fails and releases everything.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
 from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -37,26 +38,16 @@ class Binding(ABC):
     builder_type: type[TreeBuilder] = TreeBuilder
     hosts_type: type[Hosts] = Hosts
 
-    def __init__(self, table: Table, versions: Versions, settle: Callable[[Record], None]) -> None:
-        """`settle` is called for a record that has changed, and may lead back here."""
+    def __init__(self, table: Table, versions: Versions) -> None:
         self._table = table
         self._versions = versions
         self._world = table.world
-        self._settle = settle
         self.builder = self.builder_type(table, versions)
         self.hosts = self.hosts_type(table)
 
     @abstractmethod
-    def _advance(self, reduction: Reduction, above: Slot | None = None) -> None:
-        """Bind what can be bound: `above` what has changed and below it, or everywhere."""
-
-    @abstractmethod
     def _give_up(self, reduction: Reduction, failure: Failure) -> None:
         """The reduction fails until the user asks again."""
-
-    @abstractmethod
-    def source_changed(self, ref: bytes) -> None:
-        """The reductions that the ref is a source of are reviewed."""
 
     # --- asking --------------------------------------------------------------------------------------------------
 
@@ -182,20 +173,24 @@ class Binding(ABC):
 
     # --- answers -------------------------------------------------------------------------------------------------
 
-    def taken(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
+    def taken(self, slot: Slot, missing: set[bytes]) -> None:
         """The host has memory for the slot."""
         slot.homeless_since = None
         slot.parts_to_send = missing
-        self._bind_upwards(reduction, slot)
+        self._world.mark(slot.ref)
 
-    def _bind_upwards(self, reduction: Reduction, slot: Slot) -> None:
-        """Bind the slots above that were taken and waited only for slots below them."""
-        above: Slot | None = slot
-        while above is not None and above.parts_to_send is not None and self.hosts.is_bound_below(reduction, above):
-            self._begin_pulling(reduction, above, above.parts_to_send)
-            above = above.parent
-        if above is not None and above.host is None and self.hosts.is_bound_below(reduction, above):
-            self._advance(reduction, above)
+    def settle_slot(self, reduction: Reduction, slot: Slot, broadcast: Broadcast | None) -> None:
+        """Its output, its host or a slot below it has changed."""
+        if slot.host is None and (broadcast is None or not broadcast.copies):
+            if broadcast is not None and slot.bound and broadcast.is_lost():
+                self._unbind(slot)
+            self._world.marks.reductions[reduction.target] = None  # it, or what went into it, may be needed again
+        elif broadcast is not None and broadcast.needs_lower_bytes():
+            self.bind_lower(reduction, slot)
+        elif slot.parts_to_send is not None and self.hosts.is_bound_below(reduction, slot):
+            self._begin_pulling(reduction, slot, slot.parts_to_send)
+        elif not slot.bound and slot.parent is not None and not slot.parent.bound:
+            self._world.mark(slot.parent.ref)  # its host had it all
 
     def _begin_pulling(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
         assert slot.host is not None
@@ -203,14 +198,14 @@ class Binding(ABC):
         slot.parts_to_send = None
         slot.consumed = {part for part in slot.parts if part not in missing}
         record = self._table.record(slot.ref)
-        self._versions.produce(record, slot.host, slot.available_from)
+        if not self._table.has_part(slot.ref, slot.host.node, complete=True):  # else it came back with all of it
+            self._versions.produce(record, slot.host, slot.available_from)
         for part in slot.parts:
             sent = part in missing and self._is_as_chosen(reduction, part)
             if sent and self._feed(part, slot.host, slot.ref, slot.start):
                 slot.consumed.add(part)
-        self._settle(record)
-        if slot is reduction.root:
-            self.source_changed(reduction.target)
+        if slot.parent is not None:
+            self._world.mark(slot.parent.ref)
 
     def _is_as_chosen(self, reduction: Reduction, part: bytes) -> bool:
         """Whether the source was not lost and put again since its slot was asked for: the host would not know that
@@ -231,10 +226,10 @@ class Binding(ABC):
                     self._table.involve(record, slot.host)
                     broadcast.want(slot.host, slot.start, into=slot.ref)
 
-    def resumed(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
+    def resumed(self, slot: Slot, missing: set[bytes]) -> None:
         """The host came back with the slot, and says which parts it still needs."""
         if not slot.bound:
-            self.taken(reduction, slot, missing)
+            self.taken(slot, missing)
             return
         assert slot.host is not None
         slot.consumed -= missing
@@ -249,7 +244,7 @@ class Binding(ABC):
         self._unbind(slot)
         if slot.cut is not None:
             self._start_over_without_stripes(reduction)
-        self._advance(reduction)
+        self._world.marks.reductions[reduction.target] = None
 
     def host_lost(self, slot: Slot) -> None:
         """Its host is gone. Whether the slot is needed again is known when its receivers have reported."""
@@ -286,7 +281,7 @@ class Binding(ABC):
             target.stripes = tuple(Stripe(version, size) for version, size in sizes)
             target.company = frozenset(reduction.ring())
             target.company_until = self._world.now + self._patience(reduction)
-            self._table.mark(root.ref)  # waiting nodes are served when the event is over
+            self._world.mark(root.ref)  # waiting nodes are served when the event is over
             if reduction.record.waiting:
                 return
         if target.getters() or reduction.record.waiting:
@@ -299,7 +294,6 @@ class Binding(ABC):
             root.homeless_since = None
         self._table.involve(reduction.record, host)
         target.want(host)
-        self._table.mark(root.ref)
 
     def _patience(self, reduction: Reduction) -> float:
         """How long to wait for the nodes that will get the target. Hosts of sources lose nothing by it, since their
@@ -308,7 +302,7 @@ class Binding(ABC):
 
     def assembler_declined(self, reduction: Reduction, root: Slot, node: NodeId) -> None:
         root.refused[node] = self._world.now + self._world.settings.declined
-        self._advance(reduction)
+        self._world.marks.reductions[reduction.target] = None
 
     def _ensure_assembler(self, reduction: Reduction, root: Slot) -> None:
         """If no node gets the target any more, one must be asked to."""
@@ -325,7 +319,6 @@ class Binding(ABC):
         if record.broadcast is None:
             return False
         record.broadcast.want(host, start, into=slot)
-        self._settle(record)
         return record.broadcast.inline is not None
 
     # --- stopping ------------------------------------------------------------------------------------------------
@@ -338,11 +331,11 @@ class Binding(ABC):
         slot.consumed.clear()
         if host is None:
             return
+        self._world.mark(slot.ref)
         self._stop_feeding(slot, host)
         broadcast = self._table.record(slot.ref).broadcast
         if broadcast is not None and broadcast.producer == host.node:
             broadcast.remove(host.node)
-            self._table.mark(slot.ref)
         if broadcast is not None and slot.version is not None and self._table.members.get(host.node) is host:
             self._world.send(host.node, Drop(slot.version))
             broadcast.told_to_drop(host.node)
@@ -351,20 +344,18 @@ class Binding(ABC):
         for part in slot.parts:
             self._table.unfeed(part, host.node, slot.ref)
 
-    def _end_output(self, reduction: Reduction, slot: Slot) -> None:
+    def _end_output(self, slot: Slot) -> None:
         self._unbind(slot)
         if slot.version is None:
             return
         slot.version = None
         slot.homeless_since = None
         self._table.reset(self._table.record(slot.ref))
-        if slot is reduction.root:
-            self.source_changed(reduction.target)
 
     def _drop_slots(self, reduction: Reduction, keep: Sequence[bytes] = ()) -> None:
         for slot in list(reduction.slots.values()):
             if slot.ref not in keep:
-                self._end_output(reduction, slot)
+                self._end_output(slot)
                 self._forget_slot(slot.ref)
         reduction.slots.clear()
         reduction.root = None
@@ -375,4 +366,4 @@ class Binding(ABC):
         record.slot = None
         if record.spec is None:
             record.reduction = None
-        self._settle(record)
+        self._world.mark(ref)

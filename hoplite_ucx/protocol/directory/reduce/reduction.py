@@ -22,6 +22,7 @@ from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.adoption import whole_of
 from hoplite_ucx.protocol.directory.reduce.binding import Binding
 from hoplite_ucx.protocol.directory.spread import stripes
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, Version, short
 from hoplite_ucx.protocol.messages import (
@@ -69,31 +70,22 @@ class Reductions(Binding):
         elif not self._may_be_complete(reduction):
             self._fail(reduction, self._shortage(reduction))
 
-    def _advance(self, reduction: Reduction, above: Slot | None = None) -> None:
-        """Bind what can be bound. Of many slots, examine only those that matter: a slot `above` what has changed, and
-        below it."""
-        if reduction.sealed or reduction.failure is not None:
-            return
+    def _advance(self, reduction: Reduction) -> None:
+        """Bind what can be bound."""
         if self.all_inline(reduction):
             self._combine_inline(reduction)
             return
-        for slot in reduction.tops() if above is None else [above]:
+        for slot in reduction.tops():
             self._ensure(reduction, slot)
         self._seal_if_decided(reduction)
 
-    def output_lost(self, reduction: Reduction, slot: Slot) -> None:
-        """No node has the output or could turn out to have it."""
-        if slot.bound:
-            self._unbind(slot)
-        self.review(reduction)
-
-    def completed(self, reduction: Reduction, slot: Slot) -> None:
+    def output_changed(self, reduction: Reduction, slot: Slot, broadcast: Broadcast | None) -> None:
+        """Something about the slot, its output or what goes into it has changed."""
+        self.settle_slot(reduction, slot, broadcast)
         if slot is reduction.root or slot.parent is reduction.root:
             self._seal_if_decided(reduction)
         if slot is reduction.root:
             self._ensure_assembler(reduction, slot)
-        if slot.parent is not None and not slot.bound and self._table.has_copy(slot.ref):
-            self._bind_upwards(reduction, slot.parent)  # its host had it all
 
     def unfit(self, reduction: Reduction, member: Member, unfit: Unfit) -> None:
         """The node that was to combine some of it says that the operation is undefined: the user gets this error, and
@@ -135,23 +127,11 @@ class Reductions(Binding):
         if reduction.final:
             reduction.final = False
             self._reopen(reduction)
-            self.review(reduction)
+            self._world.marks.reductions[reduction.target] = None
 
     def cancel(self, reduction: Reduction) -> None:
         """The target is deleted: all work for it stops."""
         self._tear_down(reduction)
-
-    def source_changed(self, ref: bytes) -> None:
-        record = self._table.records.get(ref)
-        if record is not None:
-            for reduction in list(record.consumers.values()):
-                self.review(reduction)
-
-    def announce_if_ready(self, record: Record) -> None:
-        if record.broadcast is None or not record.broadcast.complete():
-            return
-        self._table.tell_ready(record)
-        self.source_changed(record.ref)
 
     # --- choosing ------------------------------------------------------------------------------------------------
 
@@ -269,7 +249,7 @@ class Reductions(Binding):
             self._world.tell(reduction.target, "{} takes the place of {}", short(spare), short(ref))
             self._replace(reduction, ref, spare)
             for slot in slots:
-                self._renew(reduction, slot)
+                self._renew(slot)
                 slot.parts = [spare if part == ref else part for part in slot.parts]
                 slot.prefers = self._table.home_of(spare)
             if slots:
@@ -297,11 +277,11 @@ class Reductions(Binding):
             for source in reduction.chosen
         }
 
-    def _renew(self, reduction: Reduction, slot: Slot) -> None:
+    def _renew(self, slot: Slot) -> None:
         """The slot's parts have changed: it and everything above begins a new version."""
         above: Slot | None = slot
         while above is not None:
-            self._end_output(reduction, above)
+            self._end_output(above)
             above = above.parent
 
     # --- small objects -------------------------------------------------------------------------------------------
@@ -405,7 +385,7 @@ class Reductions(Binding):
         record.waiting.clear()
         self._table.tell_ready(record)
         self._table.fail_askers(record, failure)
-        self.source_changed(record.ref)
+        self._world.mark(record.ref)
 
     def ended(self, reduction: Reduction) -> None:
         """Decided or cancelled: its sources are free, and those deleted meanwhile go."""
@@ -423,19 +403,18 @@ class Reductions(Binding):
                 continue
             record.consumers.pop(target.ref, None)
             self._versions.release_sources([ref])
-            self._settle(record)
-        self.announce_if_ready(target)
-        self.source_changed(target.ref)
+            self._world.mark(ref)
+        self._world.mark(target.ref)
 
     def _restart(self, reduction: Reduction) -> None:
         self._tear_down(reduction)
-        self.review(reduction)
+        self._world.marks.reductions[reduction.target] = None
 
     def _reopen(self, reduction: Reduction) -> None:
         """A missing source has been put again: start over."""
         reduction.failure = None
         self._world.tell(reduction.target, "reopened")
-        self.source_changed(reduction.target)  # reductions made from it may continue
+        self._world.mark(reduction.target)  # reductions made from it may continue
 
     def _shortage(self, reduction: Reduction) -> Failure:
         spec = reduction.spec

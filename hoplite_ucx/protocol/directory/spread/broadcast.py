@@ -192,7 +192,7 @@ class Broadcast:
         """The node has begun to put the version, or to combine it from `start` on: a root, though not complete."""
         self.producer = member.node
         self.start = start
-        self.reconsider()
+        self._changed(sends_more=True)
         self.pool.add(member.node, member.nic, self._world.now + self.size / self._world.settings.put_rate, 0)
 
     def add_copy(self, member: Member) -> None:
@@ -211,7 +211,7 @@ class Broadcast:
             else:
                 self.pool.add(node, member.nic, self._world.now, 0)
         self.copies[node] = member
-        self.reconsider()
+        self._changed(sends_more=True)
         self._world.tell(self.version.ref, "{} is complete at {}", self.version, label(node))
 
     def _measure(self, receiver: Receiver) -> None:
@@ -239,6 +239,7 @@ class Broadcast:
             return
         self._drop_location(node)
         self._halt_if_rootless()
+        self._changed()
 
     def keys_of(self, node: NodeId) -> list[ReceiverKey]:
         return [key for key, receiver in self.receivers.items() if receiver.member.node == node]
@@ -254,6 +255,7 @@ class Broadcast:
         if isinstance(key, tuple):
             if key in self.receivers:
                 self._detach(self._forget_receiver(key))
+                self._changed()
         else:
             self.remove(key)
 
@@ -271,6 +273,7 @@ class Broadcast:
             return Eviction.IN_USE
         del self.copies[node]
         self._drop_location(node)
+        self._changed()
         return Eviction.GRANTED
 
     def drop_everywhere(self) -> None:
@@ -295,14 +298,17 @@ class Broadcast:
 
     def want(self, member: Member, watermark: int = 0, into: bytes = NO_SLOT, *, behind: NodeId | None = None) -> None:
         key = receiver_key(member.node, into)
+        self._world.marks.trees[self.version.ref] = None
         if key in self.receivers:
             return
         self._orders += 1
         receiver = Receiver(key, member, into, self._orders, watermark=watermark, behind=behind)
         if into or not self._waiting:
             # Its stream does not count, so that busy senders can serve it; or nobody waited when one became free.
-            self.reconsider()
+            self._no_senders = False
         self.receivers[key] = self._waiting[key] = receiver
+        if into:  # it may need what no node makes
+            self._changed()
 
     def unwant(self, node: NodeId) -> None:
         """Only a receiver without a sender is removed: a running stream may feed others, and ends by itself."""
@@ -418,8 +424,16 @@ class Broadcast:
 
     # --- placing -----------------------------------------------------------------------------------------------
 
-    def reconsider(self) -> None:
+    def _changed(self, *, sends_more: bool = False) -> None:
+        """Every change to the tree marks its ref; one that may let a node send also ends the memory that none can."""
+        self._world.mark(self.version.ref)
+        if sends_more:
+            self._no_senders = False
+
+    def look_for_senders(self) -> None:
+        """Something outside the tree has changed: receivers that found no sender may find one now."""
         self._no_senders = False
+        self._world.marks.trees[self.version.ref] = None
 
     def place(self) -> None:
         """Give every waiting receiver a sender, as far as there are senders."""
@@ -606,7 +620,7 @@ class Broadcast:
         self._detach(receiver)
         receiver.state = State.WAITING
         receiver.watermark = watermark
-        self.reconsider()
+        self._changed(sends_more=True)
         self._expected.discard(receiver.key)
         self._adopted.pop(receiver.key, None)
         self._waiting[receiver.key] = receiver
@@ -623,7 +637,7 @@ class Broadcast:
         if not self.counts(receiver.key):
             return
         if member.receiving >= member.streams_in or sender.sending >= sender.streams_out:
-            self._world.supply_changed()  # the stream that ends makes room for one of another object
+            self._world.marks.supply = True  # the stream that ends makes room for one of another object
         member.receiving -= 1
         sender.sending -= 1
 

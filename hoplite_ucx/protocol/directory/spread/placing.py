@@ -6,6 +6,7 @@ from hoplite_ucx.protocol.directory.table import Table
 
 
 def place(table: Table, record: Record) -> None:
+    """Where receivers still have no sender, the table knows of it."""
     broadcast = record.broadcast
     if broadcast is not None and broadcast.waits():
         broadcast.place()
@@ -14,23 +15,6 @@ def place(table: Table, record: Record) -> None:
             table.starving[record.ref] = None
             return
     table.starving.pop(record.ref, None)
-
-
-def place_again(table: Table, record: Record) -> None:
-    """Something outside the tree has changed: receivers that found no sender may find one now."""
-    if record.broadcast is not None:
-        record.broadcast.reconsider()
-    place(table, record)
-
-
-def place_starving(table: Table) -> None:
-    """A node can send again: receivers without a sender may find one. For any object, running streams come before
-    possible ones."""
-    for ref in table.starving:
-        if (broadcast := table.records[ref].broadcast) is not None:
-            broadcast.link_adopted()
-    for ref in list(table.starving):
-        place_again(table, table.records[ref])
 
 
 def _assemble(table: Table, record: Record) -> None:
@@ -51,4 +35,3 @@ def _assemble(table: Table, record: Record) -> None:
                 table.involve(output, member)
                 tree.want(member, behind=behind)
                 behind = member.node
-        place(table, output)

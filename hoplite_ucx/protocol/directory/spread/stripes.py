@@ -42,7 +42,6 @@ def leave(table: Table, target: Broadcast, member: Member, number: int) -> None:
         if not makes_it and (member.node in tree.copies or member.node in tree.receivers):
             tree.remove(member.node)
             table.world.send(member.node, Drop(stripe.version))
-            table.mark(output.ref)
 
 
 def outlive(table: Table, record: Record) -> list[bytes]:
@@ -83,12 +82,11 @@ def end(table: Table, target: Broadcast) -> None:
     target."""
     stripes, target.stripes = target.stripes, ()
     if stripes:
-        table.mark(target.version.ref)  # without them, and without a copy, it is lost
+        table.world.mark(target.version.ref)  # without them, and without a copy, it is lost
     for stripe in stripes:
         output = table.records[stripe.version.ref]
         table.reset(output)
         output.stripe_of = output.decided = None
-        table.mark(output.ref)
 
 
 def tree_of(table: Table, stripe: Stripe) -> Broadcast:
