@@ -15,7 +15,8 @@ from msgspec import Struct
 from hoplite_ucx.protocol.directory.machine import Directory
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
-from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, State
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.directory.world import Incident
 from hoplite_ucx.protocol.events import DirectoryEffect, DirectoryEvent, FromNode, SendNode
 from hoplite_ucx.protocol.ids import NodeId

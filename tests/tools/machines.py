@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
-from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver, State
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.events import (
     DirectoryConnected,
     DirectoryEffect,

@@ -8,7 +8,7 @@ directory, `decide` lets the lease pass in which the nodes are heard. Versions o
 from typing import Any
 
 from hoplite_ucx.protocol import Settings
-from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.events import Probed, SessionLost
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import (

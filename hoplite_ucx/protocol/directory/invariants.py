@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from hoplite_ucx.protocol.directory.machine import Directory
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.sender_choice import SenderPool
-from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver, State
+from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
+from hoplite_ucx.protocol.directory.states import SlotState, State
 from hoplite_ucx.protocol.directory.tombstones import TIMER
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
 
@@ -415,10 +416,9 @@ def _check_slot(directory: Directory, name: str, ref: bytes, slot: Slot, reducti
     assert slot.version == version, f"{what} makes {slot.version}, its record has {version}"
     strange = slot.consumed - set(slot.parts)
     assert not strange, f"{what} has consumed {_refs(strange)}, which are no parts of it"
-    assert slot.bound <= (host is not None or slot.gathers), f"{what} is bound to nobody"
-    if slot.parts_to_send is not None:
-        assert host is not None, f"{what} is taken by nobody"
-        assert not slot.bound, f"{what} is bound, and yet it waits for what is below it"
+    hosted = slot.state in (SlotState.ASKED, SlotState.TAKEN, SlotState.BOUND)
+    assert hosted == (host is not None), f"{what} is {slot.state.value}, and has a host is {host is not None}"
+    if slot.state is SlotState.TAKEN:
         due = directory.reductions.hosts.is_bound_below(reduction, slot)
         assert not due, f"{what} is taken, all below it is bound, and it is not"
     assert slot.available_from in (0, slot.start), (

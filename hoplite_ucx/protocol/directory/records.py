@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.states import REDUCTION_MOVES, SLOT_MOVES, ReductionState, SlotState, check_move
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Put, Reduce
@@ -26,9 +27,7 @@ class Slot:
     version: Version | None = None
     host: Member | None = None
     number: int = 0
-    parts_to_send: set[bytes] | None = None
-    """The slot is taken by its host, and not bound yet: the parts that must be sent to the host then."""
-    bound: bool = False
+    state: SlotState = SlotState.VACANT
     start: int = 0
     """The first byte that the host combines."""
     available_from: int = 0
@@ -43,6 +42,15 @@ class Slot:
     """Of a stripe: where it begins within the sources, and its size."""
     gathers: bool = False
     """The root of a striped target: its parts are the stripes, and its getters assemble them."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether its output grows."""
+        return self.state is SlotState.BOUND or self.state is SlotState.GATHERING
+
+    def move(self, state: SlotState) -> None:
+        check_move(SLOT_MOVES, self.state, state)
+        self.state = state
 
 
 @dataclass(slots=True, eq=False)
@@ -61,9 +69,9 @@ class Reduction:
     seen: set[bytes] = field(default_factory=set)
     """Sources that were ready once: gone, they do not come by themselves."""
     chosen: dict[bytes, Version] = field(default_factory=dict)
+    state: ReductionState = ReductionState.OPEN
     failure: Failure | None = None
-    final: bool = False
-    """The failure stays until the user asks again."""
+    """Why it is not open."""
     slots: dict[bytes, Slot] = field(default_factory=dict)
     root: Slot | None = None
     terms: list[tuple[bytes, int]] = field(default_factory=list)
@@ -83,9 +91,9 @@ class Reduction:
     def __post_init__(self) -> None:
         self.target = self.record.ref
 
-    @property
-    def sealed(self) -> bool:
-        return self.record.reduction is not self
+    def move(self, state: ReductionState) -> None:
+        check_move(REDUCTION_MOVES, self.state, state)
+        self.state = state
 
     def is_bound(self) -> bool:
         """Whether the target grows: it may then be a part of another reduction. One that is gathered does not."""

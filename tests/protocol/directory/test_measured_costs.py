@@ -4,7 +4,7 @@ from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import Costs
 from hoplite_ucx.protocol.directory.measured_costs import Measuring
 from hoplite_ucx.protocol.directory.sender_choice import Nic
-from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.events import Tick
 from hoplite_ucx.protocol.messages import Alive, Completed, Heartbeat, StreamFailed, StreamFault, Want
 from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, ref

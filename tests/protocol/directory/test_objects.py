@@ -3,7 +3,7 @@
 import pytest
 
 from hoplite_ucx.protocol import Settings
-from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import Probed, SessionLost
 from hoplite_ucx.protocol.messages import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import DeleteCall, DirectoryConnected, DirectoryLost, Got, SessionLost
 from hoplite_ucx.protocol.ids import NodeId, node_id

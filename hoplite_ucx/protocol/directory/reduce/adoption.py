@@ -5,6 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Slot
+from hoplite_ucx.protocol.directory.states import SlotState
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import Bind, Reduce, SlotReport
@@ -46,7 +47,8 @@ def whole_of(table: Table, spec: Reduce, reports: dict[bytes, tuple[SlotReport, 
 def _adopted_slot(report: SlotReport, host: Member) -> Slot:
     parts = [version.ref for version in report.bind.parts]
     slot = Slot(report.bind.version.ref, parts, 1, host.node, version=report.bind.version, host=host)
-    slot.number, slot.bound = report.bind.number, True
+    slot.number = report.bind.number
+    slot.move(SlotState.BOUND)
     slot.start, slot.available_from = report.bind.start, report.bind.available_from
     slot.consumed = set(parts) - {version.ref for version in report.missing}
     slot.unsure = {version.ref for version in report.undecided}

@@ -22,6 +22,7 @@ from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
 from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.states import SlotState
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure, FailureKind
@@ -117,6 +118,7 @@ class Binding(ABC):
         )  # which depends on which other nodes could be asked
         slot.available_from = 0 if received else slot.start
         slot.host = host
+        slot.move(SlotState.ASKED)
         slot.number = self._world.next_number()
         self._table.involve(self._table.record(slot.ref), host)
         parts = tuple(self._table.version_of(part) for part in slot.parts)
@@ -176,7 +178,9 @@ class Binding(ABC):
     def taken(self, slot: Slot, missing: set[bytes]) -> None:
         """The host has memory for the slot."""
         slot.homeless_since = None
-        slot.parts_to_send = missing
+        if slot.state is not SlotState.TAKEN:
+            slot.move(SlotState.TAKEN)
+        slot.consumed = {part for part in slot.parts if part not in missing}
         self._world.mark(slot.ref)
 
     def settle_slot(self, reduction: Reduction, slot: Slot, broadcast: Broadcast | None) -> None:
@@ -187,21 +191,19 @@ class Binding(ABC):
             self._world.marks.reductions[reduction.target] = None  # it, or what went into it, may be needed again
         elif broadcast is not None and broadcast.needs_lower_bytes():
             self.bind_lower(reduction, slot)
-        elif slot.parts_to_send is not None and self.hosts.is_bound_below(reduction, slot):
-            self._begin_pulling(reduction, slot, slot.parts_to_send)
+        elif slot.state is SlotState.TAKEN and self.hosts.is_bound_below(reduction, slot):
+            self._begin_pulling(reduction, slot)
         elif not slot.bound and slot.parent is not None and not slot.parent.bound:
             self._world.mark(slot.parent.ref)  # its host had it all
 
-    def _begin_pulling(self, reduction: Reduction, slot: Slot, missing: set[bytes]) -> None:
+    def _begin_pulling(self, reduction: Reduction, slot: Slot) -> None:
         assert slot.host is not None
-        slot.bound = True
-        slot.parts_to_send = None
-        slot.consumed = {part for part in slot.parts if part not in missing}
+        slot.move(SlotState.BOUND)
         record = self._table.record(slot.ref)
         if not self._table.has_part(slot.ref, slot.host.node, complete=True):  # else it came back with all of it
             self._versions.produce(record, slot.host, slot.available_from)
         for part in slot.parts:
-            sent = part in missing and self._is_as_chosen(reduction, part)
+            sent = part not in slot.consumed and self._is_as_chosen(reduction, part)
             if sent and self._feed(part, slot.host, slot.ref, slot.start):
                 slot.consumed.add(part)
         if slot.parent is not None:
@@ -275,7 +277,7 @@ class Binding(ABC):
             outputs = [(reduction.slots[ref], self._table.version_of(ref)) for ref in root.parts]
             sizes = [(version, slot.cut[1]) for slot, version in outputs if slot.cut is not None]
             root.version = self._versions.begin_output(root.ref, reduction.size, reduction.layout, None, reduction.size)
-            root.bound = True
+            root.move(SlotState.GATHERING)
             target = self._table.record(root.ref).broadcast
             assert target is not None
             target.stripes = tuple(Stripe(version, size) for version, size in sizes)
@@ -326,8 +328,8 @@ class Binding(ABC):
     def _unbind(self, slot: Slot) -> None:
         """No node runs the slot any more, and the parts that its host pulled are not needed."""
         host, slot.host = slot.host, None
-        slot.bound = False
-        slot.parts_to_send = None
+        if slot.state is not SlotState.VACANT:
+            slot.move(SlotState.VACANT)
         slot.consumed.clear()
         if host is None:
             return

@@ -23,6 +23,7 @@ from hoplite_ucx.protocol.directory.reduce.adoption import whole_of
 from hoplite_ucx.protocol.directory.reduce.binding import Binding
 from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.states import ReductionState
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, Version, short
 from hoplite_ucx.protocol.messages import (
@@ -51,14 +52,13 @@ class Reductions(Binding):
 
     def review(self, reduction: Reduction) -> None:
         """Something about a source or a slot has changed: choose, repair, bind, fail or seal, whatever is due."""
-        if reduction.sealed or reduction.final or self._world.recovering:
+        if reduction.state not in (ReductionState.OPEN, ReductionState.FAILED) or self._world.recovering:
             return
         self._note_ready(reduction)
-        if reduction.failure is not None:
-            if self.could_finish(reduction):
-                self._reopen(reduction)
-            else:
+        if reduction.state is ReductionState.FAILED:
+            if not self.could_finish(reduction):
                 return
+            self._reopen(reduction)
         while self._replace_lost(reduction):
             pass  # a slot that starts over needs its parts again
         if reduction.failure is None:
@@ -124,8 +124,7 @@ class Reductions(Binding):
 
     def retry(self, reduction: Reduction) -> None:
         """The user asks again for a reduction that failed for good."""
-        if reduction.final:
-            reduction.final = False
+        if reduction.state is ReductionState.GIVEN_UP:
             self._reopen(reduction)
             self._world.marks.reductions[reduction.target] = None
 
@@ -350,6 +349,7 @@ class Reductions(Binding):
 
     def _finish(self, reduction: Reduction) -> None:
         """The target is an ordinary object now; its slots end."""
+        reduction.move(ReductionState.DECIDED)
         broadcast = reduction.record.broadcast
         assert broadcast is not None
         origin = Origin(reduction.spec, tuple(reduction.chosen.values()))
@@ -366,10 +366,10 @@ class Reductions(Binding):
         self.ended(reduction)
 
     def _give_up(self, reduction: Reduction, failure: Failure) -> None:
-        reduction.final = True
-        self._fail(reduction, failure)
+        self._fail(reduction, failure, ReductionState.GIVEN_UP)
 
-    def _fail(self, reduction: Reduction, failure: Failure) -> None:
+    def _fail(self, reduction: Reduction, failure: Failure, state: ReductionState = ReductionState.FAILED) -> None:
+        reduction.move(state)
         reduction.failure = failure
         self._world.tell(reduction.target, "failed: {}", failure.detail)
         self._world.failed(reduction.target, failure)
@@ -389,6 +389,8 @@ class Reductions(Binding):
 
     def ended(self, reduction: Reduction) -> None:
         """Decided or cancelled: its sources are free, and those deleted meanwhile go."""
+        if reduction.state is not ReductionState.DECIDED:
+            reduction.move(ReductionState.CANCELLED)
         target = reduction.record
         for node in reduction.requesters:
             if self._table.members.get(node) is not None:
@@ -412,6 +414,7 @@ class Reductions(Binding):
 
     def _reopen(self, reduction: Reduction) -> None:
         """A missing source has been put again: start over."""
+        reduction.move(ReductionState.OPEN)
         reduction.failure = None
         self._world.tell(reduction.target, "reopened")
         self._world.mark(reduction.target)  # reductions made from it may continue

@@ -1,9 +1,6 @@
 """The tree of one version: which nodes have it, who receives it from whom, and what happens when one of them fails.
 
-A receiver is in one of these states. WAITING: its watermark is known and it needs a sender. STREAMING: it was
-placed behind a sender. HALTING: it must stop and will report its watermark. ASSEMBLING: it assembles the object
-from stripes (see `stripes`). ADOPTED: it was placed by an earlier directory, behind a sender that has not been
-heard yet. A fresh receiver is one that waits at watermark 0, so that first placements and repairs are the same thing.
+`states` has the states of a receiver, and the moves between them.
 
 Rules kept here:
 - A receiver that others depend on is placed only behind a location whose ancestry ends at a root (a complete copy
@@ -13,7 +10,6 @@ Rules kept here:
   completed without our knowing.
 """
 
-import enum
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +17,7 @@ from functools import cached_property
 from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.sender_choice import Nic, Plan, SenderPool
+from hoplite_ucx.protocol.directory.states import RECEIVER_MOVES, State, check_move
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.ids import NO_SLOT, NodeId, ReceiverKey, Version, label, receiver_key
 from hoplite_ucx.protocol.messages import (
@@ -38,14 +35,6 @@ from hoplite_ucx.protocol.messages import (
 
 # After this many failures in a row, a relay does not keep streams that others could use while it waits for the sender.
 _HOPELESS = 3
-
-
-class State(enum.Enum):
-    WAITING = "waiting"
-    STREAMING = "streaming"
-    HALTING = "halting"
-    ASSEMBLING = "assembling"
-    ADOPTED = "adopted"
 
 
 @dataclass(slots=True)
@@ -124,6 +113,7 @@ class Broadcast:
         self.receivers: dict[ReceiverKey, Receiver] = {}
         self._waiting: dict[ReceiverKey, Receiver] = {}
         self._adopted: dict[ReceiverKey, Receiver] = {}
+        self._listed = {State.WAITING: self._waiting, State.ADOPTED: self._adopted}
         self._severed: dict[NodeId, None] = {}  # relays that lost their sender while they had receivers
         self._expected: set[ReceiverKey] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
@@ -333,10 +323,9 @@ class Broadcast:
             self._to_waiting(receiver, partial.watermark)
 
     def _adopt(self, receiver: Receiver, partial: Partial) -> None:
-        receiver.state = State.ADOPTED
+        self._move(receiver, State.ADOPTED)
         receiver.number = partial.number
         receiver.adopted_from = (partial.sender, partial.rate)
-        self._adopted[receiver.key] = self._waiting.pop(receiver.key)
 
     def link_adopted(self) -> None:
         """Take streams that ran before us into the accounts, from the roots down: a stream is accepted only when its
@@ -506,8 +495,7 @@ class Broadcast:
             if receiver.into or not member.connected:
                 continue
             self._drop_location(member.node)
-            del self._waiting[receiver.key]
-            receiver.state = State.ASSEMBLING
+            self._move(receiver, State.ASSEMBLING)
             receiver.watermark = 0
             receiver.number = self._world.next_number()
             self._world.tell(self.version.ref, "{} puts it together", label(member.node))
@@ -555,10 +543,8 @@ class Broadcast:
 
     def _begin_stream(self, receiver: Receiver, plan: Plan) -> None:
         member, sender = receiver.member, self._members[plan.sender]
-        receiver.state = State.STREAMING
+        self._move(receiver, State.STREAMING)
         receiver.sender = plan.sender
-        self._waiting.pop(receiver.key, None)
-        self._adopted.pop(receiver.key, None)
         if self.counts(receiver.key):
             member.receiving += 1
             sender.sending += 1
@@ -603,8 +589,7 @@ class Broadcast:
 
     def _halt(self, receiver: Receiver) -> None:
         self._detach(receiver)
-        self._adopted.pop(receiver.key, None)
-        receiver.state = State.HALTING
+        self._move(receiver, State.HALTING)
         self._world.send(receiver.member.node, Halt(self.version, receiver.number, receiver.into))
 
     def _halt_if_rootless(self) -> None:
@@ -618,12 +603,20 @@ class Broadcast:
 
     def _to_waiting(self, receiver: Receiver, watermark: int) -> None:
         self._detach(receiver)
-        receiver.state = State.WAITING
+        if receiver.state is not State.WAITING:
+            self._move(receiver, State.WAITING)
         receiver.watermark = watermark
         self._changed(sends_more=True)
         self._expected.discard(receiver.key)
-        self._adopted.pop(receiver.key, None)
-        self._waiting[receiver.key] = receiver
+
+    def _move(self, receiver: Receiver, state: State) -> None:
+        check_move(RECEIVER_MOVES, receiver.state, state)
+        lists = self._listed
+        if receiver.state in lists:
+            del lists[receiver.state][receiver.key]
+        if state in lists:
+            lists[state][receiver.key] = receiver
+        receiver.state = state
 
     def _detach(self, receiver: Receiver) -> None:
         """Settle the accounts of a receiver's stream, if it has one."""
@@ -643,8 +636,8 @@ class Broadcast:
 
     def _forget_receiver(self, key: ReceiverKey) -> Receiver:
         receiver = self.receivers.pop(key)
-        self._waiting.pop(key, None)
-        self._adopted.pop(key, None)
+        if receiver.state in self._listed:
+            del self._listed[receiver.state][key]
         self._expected.discard(key)
         return receiver
 

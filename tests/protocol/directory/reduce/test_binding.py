@@ -1,6 +1,6 @@
 """Who runs the slots of a reduction: asked at once, bound from below, and replaced when lost."""
 
-from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import SessionLost
 from hoplite_ucx.protocol.ids import short

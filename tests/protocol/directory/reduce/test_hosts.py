@@ -3,7 +3,7 @@
 B runs the slot (2, 1), C the root (3, slot), as in `test_reduction`; `HALF` is how far whoever pulled has come.
 """
 
-from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.ids import short
 from hoplite_ucx.protocol.messages import (

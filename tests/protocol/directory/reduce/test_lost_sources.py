@@ -2,7 +2,7 @@
 
 import pytest
 
-from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import SessionLost
 from hoplite_ucx.protocol.ids import short

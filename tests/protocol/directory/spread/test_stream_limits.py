@@ -1,6 +1,6 @@
 """Nodes with few streams: who gets one, and that nobody keeps one which others wait for while it waits itself."""
 
-from hoplite_ucx.protocol.directory.spread.broadcast import State
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.events import Probed, Tick
 from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import Completed, Halt, Halted, Place, StreamFailed, StreamFault, Unwant, Want

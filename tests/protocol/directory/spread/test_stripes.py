@@ -7,8 +7,8 @@ import pytest
 
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import choose_stripes
-from hoplite_ucx.protocol.directory.spread.broadcast import State
 from hoplite_ucx.protocol.directory.spread.stripes import cuts
+from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.events import (
     Probed,
     SessionLost,
