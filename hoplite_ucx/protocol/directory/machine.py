@@ -92,9 +92,6 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.protocol.settings import Settings
 
-_ANSWERED = (ObjectState.READY, ObjectState.FAILED, ObjectState.DELETED)
-"""A get would return at once, with a value or a failure."""
-
 
 class Placed(NamedTuple):
     """A receiver that was given a sender."""
@@ -515,12 +512,13 @@ class Directory:
     def _watch(self, member: Member, refs: tuple[bytes, ...]) -> None:
         ready = []
         for ref in refs:
-            if self.table.state_of(ref) in _ANSWERED:
+            if self.table.state_of(ref) in (ObjectState.READY, ObjectState.DELETED):
                 ready.append(ref)
             else:
                 record = self.table.record(ref)
                 record.watchers[member.node] = member
                 self.table.involve(record, member)
+                self.reductions.awaited(record)
         if ready:
             self.world.send(member.node, Ready(tuple(ready)))
 
@@ -620,7 +618,10 @@ class Directory:
         self.objects.offer_deferred(record)  # puts that came before it was known: they are refused
         self.world.tell(reduce.target, "{} of {} sources asked for", reduce.count, len(reduce.sources))
         for ref in reduce.sources:
-            self.table.record(ref).consumers[reduce.target] = record.reduction
+            source = self.table.record(ref)
+            if not source.consumers:
+                source.outlook = self.table.outlook(source)
+            source.consumers[reduce.target] = record.reduction
         self.world.mark(reduce.target)
         self.world.marks.reductions[reduce.target] = None
 
@@ -635,11 +636,10 @@ class Directory:
             self.world.send(member.node, Contributors(ask.call, (), failure))
         elif record.contributors is not None:
             self.world.send(member.node, Contributors(ask.call, tuple(record.contributors)))
-        elif record.reduction is not None and record.reduction.failure is not None:
-            self.world.send(member.node, Contributors(ask.call, (), record.reduction.failure))
         else:
             record.askers[(member.node, ask.call)] = None
             self.table.involve(record, member)
+            self.reductions.awaited(record)
 
     def _on_describe(self, member: Member, question: Describe) -> None:
         if self.world.recovering:

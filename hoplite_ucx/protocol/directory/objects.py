@@ -182,10 +182,9 @@ class Objects:
     def serve(self, record: Record, member: Member) -> None:
         """Answer a want with the bytes or a place in the tree, or let it wait."""
         broadcast = record.broadcast
-        if record.reduction is not None and record.reduction.failure is not None:
-            self._world.send(member.node, Failed(record.ref, record.reduction.failure))
-        elif broadcast is None or self.waits_outside(record, broadcast, member):
+        if broadcast is None or self.waits_outside(record, broadcast, member):
             record.waiting[member.node] = member
+            self.reductions.awaited(record)
         elif broadcast.inline is not None:
             broadcast.give(member)
         else:

@@ -155,7 +155,7 @@ class Record:
     """The version that a target became."""
     askers: dict[tuple[NodeId, int], None] = field(default_factory=dict)
     outlook: tuple[object, ...] = ()
-    """As the reductions that it is a source of know it (see `settling`)."""
+    """As the reductions that it is a source of know it."""
     stripe_of: bytes | None = None
     """The decided target that some nodes still assemble from this."""
 

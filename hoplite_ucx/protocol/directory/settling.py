@@ -47,8 +47,7 @@ class Settling:
                     if (record := records.get(ref)) is not None:
                         self._settle_record(record)
             elif marks.reductions:
-                target = next(iter(marks.reductions))
-                del marks.reductions[target]
+                marks.reductions.pop(target := next(iter(marks.reductions)))
                 if (record := records.get(target)) is not None and record.reduction is not None:
                     self._reductions.review(record.reduction)
             elif marks.trees:
@@ -81,7 +80,8 @@ class Settling:
         if (broadcast := record.broadcast) is not None:
             if record.watchers and broadcast.complete():
                 self._table.tell_ready(record)
-            stripes.end_if_unused(self._table, record)
+            if broadcast.stripes:
+                stripes.end_if_unused(self._table, record)
             if broadcast.waits():
                 self._marks.trees[record.ref] = None
             else:
@@ -121,16 +121,8 @@ class Settling:
         self._objects.offer_deferred(record)
 
     def _tell_consumers(self, record: Record) -> None:
-        """Reductions look again at a source that is not what it was to them: ready or gone, another version, decided,
-        or somewhere else too."""
-        broadcast, reduction = record.broadcast, record.reduction
-        outlook = (
-            broadcast and (broadcast.version, len(broadcast.copies)),
-            self._table.is_ready(record.ref),
-            record.deleted,
-            reduction is None,
-            reduction is not None and reduction.failure is None,
-        )
+        """Reductions look again at a source that is not what it was to them."""
+        outlook = self._table.outlook(record)
         if outlook != record.outlook:
             record.outlook = outlook
             self._marks.reductions.update((target, None) for target in record.consumers)

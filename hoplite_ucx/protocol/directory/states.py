@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
 
 
-class State(enum.Enum):
+class _Quick(enum.Enum):
+    """Every move looks up two states, and `Enum` hashes names in Python."""
+
+    __hash__ = object.__hash__
+
+
+class State(_Quick):
     """Of a receiver in the tree of a version."""
 
     WAITING = "waiting"
@@ -18,7 +24,7 @@ class State(enum.Enum):
     ADOPTED = "adopted"
 
 
-class SlotState(enum.Enum):
+class SlotState(_Quick):
     VACANT = "vacant"
     ASKED = "asked"
     TAKEN = "taken"
@@ -26,7 +32,7 @@ class SlotState(enum.Enum):
     GATHERING = "gathering"
 
 
-class ReductionState(enum.Enum):
+class ReductionState(_Quick):
     OPEN = "open"
     FAILED = "failed"
     GIVEN_UP = "given up"

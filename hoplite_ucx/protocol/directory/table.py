@@ -103,6 +103,16 @@ class Table:
             return record.reduction.is_bound()
         return bool(record.broadcast.copies) or record.broadcast.inline is not None
 
+    def outlook(self, record: Record) -> tuple[object, ...]:
+        """What reductions decide by: whether it is ready, gone, another version, decided, or on more nodes."""
+        broadcast, reduction = record.broadcast, record.reduction
+        return (
+            broadcast and (broadcast.version, len(broadcast.copies)),
+            self.is_ready(record.ref),
+            record.deleted,
+            reduction and reduction.state,
+        )
+
     def may_come(self, ref: bytes, *, seen: bool) -> bool:
         """Whether it can still become ready. A source that existed and is gone does not come until it is put again."""
         if self.is_deleted(ref):

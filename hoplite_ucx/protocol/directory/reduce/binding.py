@@ -193,8 +193,8 @@ class Binding(ABC):
             self.bind_lower(reduction, slot)
         elif slot.state is SlotState.TAKEN and self.hosts.is_bound_below(reduction, slot):
             self._begin_pulling(reduction, slot)
-        elif not slot.bound and slot.parent is not None and not slot.parent.bound:
-            self._world.mark(slot.parent.ref)  # its host had it all
+        elif not slot.bound:
+            self._let_pull(reduction, slot.parent)  # its host had it all
 
     def _begin_pulling(self, reduction: Reduction, slot: Slot) -> None:
         assert slot.host is not None
@@ -206,8 +206,13 @@ class Binding(ABC):
             sent = part not in slot.consumed and self._is_as_chosen(reduction, part)
             if sent and self._feed(part, slot.host, slot.ref, slot.start):
                 slot.consumed.add(part)
-        if slot.parent is not None:
-            self._world.mark(slot.parent.ref)
+        self._let_pull(reduction, slot.parent)
+
+    def _let_pull(self, reduction: Reduction, slot: Slot | None) -> None:
+        """A slot below it grows: if all of them do, it pulls, or a node is asked to run it."""
+        waits = slot is not None and slot.state in (SlotState.VACANT, SlotState.TAKEN)
+        if slot is not None and waits and self.hosts.is_bound_below(reduction, slot):
+            self._world.mark(slot.ref)
 
     def _is_as_chosen(self, reduction: Reduction, part: bytes) -> bool:
         """Whether the source was not lost and put again since its slot was asked for: the host would not know that

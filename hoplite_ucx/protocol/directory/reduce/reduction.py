@@ -52,13 +52,14 @@ class Reductions(Binding):
 
     def review(self, reduction: Reduction) -> None:
         """Something about a source or a slot has changed: choose, repair, bind, fail or seal, whatever is due."""
-        if reduction.state not in (ReductionState.OPEN, ReductionState.FAILED) or self._world.recovering:
+        if self._world.recovering:
             return
         self._note_ready(reduction)
-        if reduction.state is ReductionState.FAILED:
-            if not self.could_finish(reduction):
-                return
+        if reduction.state is ReductionState.FAILED and self.could_finish(reduction):
             self._reopen(reduction)
+        if reduction.failure is not None:
+            self._fail_waiters(reduction, reduction.failure)
+            return
         while self._replace_lost(reduction):
             pass  # a slot that starts over needs its parts again
         if reduction.failure is None:
@@ -127,6 +128,11 @@ class Reductions(Binding):
         if reduction.state is ReductionState.GIVEN_UP:
             self._reopen(reduction)
             self._world.marks.reductions[reduction.target] = None
+
+    def awaited(self, record: Record) -> None:
+        """A node asked for the target. If that failed, the node hears so, unless what else it said helps the target."""
+        if record.reduction is not None and record.reduction.failure is not None:
+            self._world.marks.reductions[record.ref] = None
 
     def cancel(self, reduction: Reduction) -> None:
         """The target is deleted: all work for it stops."""

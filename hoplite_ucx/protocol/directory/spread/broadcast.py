@@ -113,13 +113,13 @@ class Broadcast:
         self.receivers: dict[ReceiverKey, Receiver] = {}
         self._waiting: dict[ReceiverKey, Receiver] = {}
         self._adopted: dict[ReceiverKey, Receiver] = {}
-        self._listed = {State.WAITING: self._waiting, State.ADOPTED: self._adopted}
         self._severed: dict[NodeId, None] = {}  # relays that lost their sender while they had receivers
         self._expected: set[ReceiverKey] = set()  # siblings whose reports a repair waits for
         self._regroup_until = -math.inf
         self._no_senders = False  # no node can send to a receiver whose stream counts, until something changes
         self._orders = 0
         self._bandwidth = bandwidth
+        self._granule_for = 0  # so many members, when it was chosen
 
     @cached_property
     def pool(self) -> SenderPool:
@@ -430,7 +430,7 @@ class Broadcast:
         if self._no_senders or not self.has_root() or (self.stripes and not self.copies):
             return
         now = self._world.now
-        if self.inline is None:
+        if self.inline is None and len(self._members) != self._granule_for:
             self.pool.granule = self._choose_granule()
         regrouping = bool(self._expected) and now < self._regroup_until
         for receiver in sorted(self._waiting.values(), key=self._turn):
@@ -538,6 +538,7 @@ class Broadcast:
     def _choose_granule(self) -> int:
         """The tree may grow to span the cluster as it is now; a granule for that depth costs shallow trees nothing. Nor
         does a granule for a single hop cost stripes anything: their links are full, not their pipelines."""
+        self._granule_for = len(self._members)
         depth = 1 if self.whole > self.size else len(self._members) - 1
         return choose_granule(self.whole, depth, self._bandwidth, self._world.settings)
 
@@ -611,12 +612,18 @@ class Broadcast:
 
     def _move(self, receiver: Receiver, state: State) -> None:
         check_move(RECEIVER_MOVES, receiver.state, state)
-        lists = self._listed
-        if receiver.state in lists:
-            del lists[receiver.state][receiver.key]
-        if state in lists:
-            lists[state][receiver.key] = receiver
+        self._unlist(receiver)
         receiver.state = state
+        if state is State.WAITING:
+            self._waiting[receiver.key] = receiver
+        elif state is State.ADOPTED:
+            self._adopted[receiver.key] = receiver
+
+    def _unlist(self, receiver: Receiver) -> None:
+        if receiver.state is State.WAITING:
+            del self._waiting[receiver.key]
+        elif receiver.state is State.ADOPTED:
+            del self._adopted[receiver.key]
 
     def _detach(self, receiver: Receiver) -> None:
         """Settle the accounts of a receiver's stream, if it has one."""
@@ -636,8 +643,7 @@ class Broadcast:
 
     def _forget_receiver(self, key: ReceiverKey) -> Receiver:
         receiver = self.receivers.pop(key)
-        if receiver.state in self._listed:
-            del self._listed[receiver.state][key]
+        self._unlist(receiver)
         self._expected.discard(key)
         return receiver
 
