@@ -12,6 +12,7 @@ import msgspec
 
 from hoplite_ucx.protocol import Directory, NodeState
 from hoplite_ucx.protocol.directory.records import Reduction, Slot
+from hoplite_ucx.protocol.directory.reduce.binding import Binder
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
@@ -148,10 +149,10 @@ class _DirectoryGoesOnAfterRaising(Directory):
 
 
 class _TwiceInTheTree(TreeBuilder):
-    def add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
+    def add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> list[Slot]:
         if last:
             refs = [*refs, next(iter(reduction.chosen))]
-        super().add_group(reduction, refs, node, last)
+        return super().add_group(reduction, refs, node, last)
 
 
 class _CountsTwice(Reductions):
@@ -164,7 +165,7 @@ class _KeepsVersions(Reductions):
     """Replaces a source without renewing the slots above, whose bytes change."""
 
     def _renew(self, slot: Slot) -> None:
-        self._end_output(slot)
+        self.binder.end_output(slot)
 
 
 class _OneStripeAlone(TreeBuilder):
@@ -184,13 +185,16 @@ class _BeyondTheLowest(Hosts):
         return min(lowest + lowest // 2, reduction.size)
 
 
+class _NeverLower(Binder):
+    def bind_lower(self, reduction: Reduction, slot: Slot) -> None:
+        """Nor is that put right."""
+
+
 class _BeginsTooFar(Reductions):
     """Lets a takeover of a slot begin beyond what its receivers have."""
 
     hosts_type = _BeyondTheLowest
-
-    def bind_lower(self, reduction: Reduction, slot: Slot) -> None:
-        """Nor is that put right."""
+    binder_type = _NeverLower
 
 
 class _SealsEarly(Reductions):

@@ -18,7 +18,6 @@ from typing import Any
 from hoplite_ucx.protocol import Directory
 from hoplite_ucx.protocol.directory.records import Reduction
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
-from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
 from hoplite_ucx.protocol.directory.sender_choice import Plan
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
 from hoplite_ucx.protocol.ids import NodeId
@@ -107,19 +106,10 @@ def reducing_cluster(degree: int) -> type[VirtualCluster]:
     return StaticCluster
 
 
-class _WithoutStripes(TreeBuilder):
-    def choose_stripes(self, _: Reduction) -> int:
-        return 1
-
-
-class _StripePerSource(TreeBuilder):
-    def choose_stripes(self, reduction: Reduction) -> int:
-        return reduction.spec.count
-
-
 def _reductions(degree: int) -> type[Reductions]:
     class StaticReductions(Reductions):
-        builder_type = _WithoutStripes
+        def choose_stripes(self, _: Reduction) -> int:
+            return 1
 
         def _fits(self, reduction: Reduction, ref: bytes) -> bool:
             fits = super()._fits(reduction, ref)
@@ -166,7 +156,8 @@ def allreducing_cluster(scheme: StaticAllreduce, *, at_once: bool) -> type[Virtu
 
 def _striping_cluster() -> type[VirtualCluster]:
     class StripingReductions(Reductions):
-        builder_type = _StripePerSource
+        def choose_stripes(self, reduction: Reduction) -> int:
+            return reduction.spec.count
 
     class StripingDirectory(Directory):
         reductions_type = StripingReductions

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hoplite_ucx.protocol.directory.reduce import tree_builder
+from hoplite_ucx.protocol.directory.reduce import reduction
 from hoplite_ucx.simulate.chaos import Outcome, run_seed
 from hoplite_ucx.simulate.drawing import Ambush
 from hoplite_ucx.simulate.mutants import MUTANTS
@@ -58,7 +58,7 @@ def failures(seeds: range, *, reductions: bool, focus: Ambush | None = None) -> 
 
 def test_half_as_many_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are laid where slots cost something, which they do not in the simulator."""
-    monkeypatch.setattr(tree_builder, "choose_stripes", lambda _, count, *__: count // 2 if count > 2 else 1)
+    monkeypatch.setattr(reduction, "choose_stripes", lambda _, count, *__: count // 2 if count > 2 else 1)
     failed = [f"seed {seed}: {outcome.problem}" for seed in range(60) if not (outcome := run_seed(seed)).ok]
     assert not failed, "\n".join(failed)
 

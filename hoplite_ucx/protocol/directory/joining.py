@@ -112,9 +112,9 @@ class Joining:
                 continue
             report = reports.pop(slot.version, None)
             if report is not None and report.bind.number == slot.number:
-                self._reductions.resumed(slot, {version.ref for version in report.missing})
+                self._reductions.binder.resumed(slot, {version.ref for version in report.missing})
             else:
-                self._reductions.host_lost(slot)
+                self._reductions.binder.unbind(slot)
         for version in reports:
             record_of = self._table.records.get(version.ref)
             if self._recovery.runs_slot(member, version.ref):

@@ -416,7 +416,7 @@ class Directory:
             if record.broadcast is not None:
                 record.broadcast.forget_node(node)
             if record.slot is not None and record.reduction is not None and record.slot.host is member:
-                self.reductions.host_lost(record.slot)
+                self.reductions.binder.unbind(record.slot)
         self.members.remove(member, fence=fence)
         self._recovery.forget(member)
         self.retiring.forget(member)
@@ -490,7 +490,7 @@ class Directory:
         slot = record.slot
         if slot is not None and record.reduction is not None and slot.number == declined.number:
             if slot.host is member:
-                self.reductions.declined(record.reduction, slot)
+                self.reductions.binder.declined(record.reduction, slot)
             return
         receiver = broadcast.receivers.get(member.node)
         if receiver is not None and receiver.number == declined.number:
@@ -498,7 +498,7 @@ class Directory:
             stripes.leave(self.table, broadcast, member, declined.number)
             broadcast.remove(member.node)
             if slot is not None and record.reduction is not None:
-                self.reductions.assembler_declined(record.reduction, slot, member.node)
+                self.reductions.binder.assembler_declined(record.reduction, slot, member.node)
 
     # --- wait, evict, delete -----------------------------------------------------------------------------------
 
@@ -670,7 +670,7 @@ class Directory:
                 broadcast.forget(member.node)
                 self.objects.serve(record, member)
         elif slot.number == bound.number and not slot.bound:
-            self.reductions.taken(slot, {version.ref for version in bound.missing})
+            self.reductions.binder.taken(slot, {version.ref for version in bound.missing})
 
     def _on_consumed(self, member: Member, consumed: Consumed) -> None:
         slot_record = self.records.get(consumed.into)

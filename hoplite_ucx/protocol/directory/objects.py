@@ -91,7 +91,7 @@ class Objects:
         self._world.tell(version.ref, "{} is known again from {}", version, label(member.node))
         if record.reduction is None:
             record.put = record.spec = record.contributors = record.decided = None
-        self.reductions.known_again(record)
+        self.reductions.binder.known_again(record)
         self._world.mark(record.ref)
         if sealed:
             self._note_seal(record, origin)

@@ -14,8 +14,7 @@ they were. The slots above keep their memory meanwhile, because of the bytes in 
 slot within a lease, the reduction fails and releases everything.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
@@ -33,43 +32,47 @@ from hoplite_ucx.protocol.messages import Bind, Drop, Operation, Stripe
 _SLOTS_THAT_KNOW = 8
 
 
-class Binding(ABC):
-    """The slots of a reduction and the nodes that run them."""
+class Binder:
+    """The slots of reductions and the nodes that run them."""
 
-    builder_type: type[TreeBuilder] = TreeBuilder
-    hosts_type: type[Hosts] = Hosts
-
-    def __init__(self, table: Table, versions: Versions) -> None:
+    def __init__(self, table: Table, versions: Versions, builder: TreeBuilder, hosts: Hosts) -> None:
         self._table = table
         self._versions = versions
         self._world = table.world
-        self.builder = self.builder_type(table, versions)
-        self.hosts = self.hosts_type(table)
+        self._builder = builder
+        self._hosts = hosts
 
-    @abstractmethod
-    def _give_up(self, reduction: Reduction, failure: Failure) -> None:
-        """The reduction fails until the user asks again."""
+    def lay(self, reduction: Reduction, slots: Iterable[Slot]) -> None:
+        """Slots were added to the tree, or adopted: each has a record for its output."""
+        for slot in slots:
+            record = self._table.record(slot.ref)
+            record.slot, record.reduction = slot, reduction
 
     # --- asking --------------------------------------------------------------------------------------------------
 
-    def _ensure(self, reduction: Reduction, top: Slot) -> None:
+    def ensure(self, reduction: Reduction, top: Slot) -> Failure | None:
         """Bind the slot and those below it that no node runs and that are needed, parts before the slots that use them.
-        The slots above one that no node has room for wait, however far above, so that they do not take that room."""
+        The slots above one that no node has room for wait, however far above, so that they do not take that room. If
+        no node has had room for too long, the failure is returned."""
         starved: set[bytes] = set()
         for slot in self._needed_of(reduction, top):
             if reduction.slots.get(slot.ref) is not slot:
-                return  # one of them made everything end, or start over
+                return None  # one of them made everything start over
             is_starved = not starved.isdisjoint(slot.parts)
+            failure: Failure | None = None
             if slot.gathers:
                 complete = slot.version is not None and self._table.has_copy(slot.ref)
-                if self.hosts.is_bound_below(reduction, slot) and not complete:
-                    self._gather(reduction, slot)
+                if self._hosts.is_bound_below(reduction, slot) and not complete:
+                    failure = self._gather(reduction, slot)
             elif slot.host is None and not is_starved and self._can_be_bound(reduction, slot):
-                self._bind(reduction, slot)
+                failure = self._bind(reduction, slot)
             elif slot.host is None:
                 slot.homeless_since = None  # no node can be asked for another reason than room
+            if failure is not None:
+                return failure
             if is_starved or (slot.host is None and slot.homeless_since is not None):
                 starved.add(slot.ref)
+        return None
 
     def _needed_of(self, reduction: Reduction, top: Slot) -> list[Slot]:
         """The slot and those below it whose output has not all been pulled, each after those below it."""
@@ -79,7 +82,7 @@ class Binding(ABC):
             slot = pending.pop()
             found.append(slot)
             pending += [
-                slots[part] for part in slot.parts if part in slots and not self.hosts.has_taken(reduction, slot, part)
+                slots[part] for part in slot.parts if part in slots and not self._hosts.has_taken(reduction, slot, part)
             ]
         return found[::-1]
 
@@ -98,22 +101,21 @@ class Binding(ABC):
                 return False
         return True
 
-    def _bind(self, reduction: Reduction, slot: Slot) -> None:
-        if slot is reduction.root and self.hosts.splits_root(reduction, slot):
-            self.builder.split(reduction, slot)
-            self._ensure(reduction, slot)
-            return
-        host = self.hosts.choose_host(reduction, slot)
+    def _bind(self, reduction: Reduction, slot: Slot) -> Failure | None:
+        if slot is reduction.root and self._hosts.splits_root(reduction, slot):
+            self._world.tell(reduction.target, "its parts are combined for a getter that has a part of it")
+            self.lay(reduction, self._builder.split(reduction, slot))
+            return self.ensure(reduction, slot)
+        host = self._hosts.choose_host(reduction, slot)
         if host is None:
-            self._wait_for_room(reduction, slot)
-            return
-        received = self.hosts.received(slot, host)
-        if received and not self.hosts.is_bound_below(reduction, slot):
-            return  # asked only then: the getter would lose its bytes if it was asked in vain
+            return self._wait_for_room(reduction, slot)
+        received = self._hosts.received(slot, host)
+        if received and not self._hosts.is_bound_below(reduction, slot):
+            return None  # asked only then: the getter would lose its bytes if it was asked in vain
         size = reduction.size if slot.cut is None else slot.cut[1]
         if slot.version is None:
             slot.version = self._versions.begin_output(slot.ref, size, reduction.layout, host, reduction.size)
-        slot.start = received or self.hosts.lowest_needed(
+        slot.start = received or self._hosts.lowest_needed(
             reduction, slot
         )  # which depends on which other nodes could be asked
         slot.available_from = 0 if received else slot.start
@@ -138,11 +140,12 @@ class Binding(ABC):
                 slot.start,
                 resume=received > 0,
                 offset=None if slot.cut is None else slot.cut[0],
-                divisor=self._divisor(reduction, slot),
+                divisor=self.divisor(reduction, slot),
             ),
         )
+        return None
 
-    def _divisor(self, reduction: Reduction, made_by: Slot | None) -> int:
+    def divisor(self, reduction: Reduction, made_by: Slot | None) -> int:
         """A mean is divided where the target is made, by its root or the root of each stripe, and nowhere below: slots
         that feed others sum. Without a slot it is combined at once."""
         if reduction.spec.op is not Operation.MEAN:
@@ -150,14 +153,14 @@ class Binding(ABC):
         ends_stripe = made_by is not None and made_by.parent is not None and made_by.parent.gathers
         return reduction.spec.count if made_by is None or made_by is reduction.root or ends_stripe else 0
 
-    def _wait_for_room(self, reduction: Reduction, slot: Slot) -> None:
-        """No node takes the slot now: try again soon, but not for ever. It may wait for memory that the slots above
-        have taken, so that is given back."""
+    def _wait_for_room(self, reduction: Reduction, slot: Slot) -> Failure | None:
+        """No node takes the slot now: try again soon, but not for ever; then the failure is returned. It may wait for
+        memory that the slots above have taken, so that is given back."""
         now = self._world.now
         above = slot.parent
         while above is not None:
             if not above.bound:
-                self._unbind(above)
+                self.unbind(above)
             above = above.parent
         if not any(member.usable() for member in self._table.members):
             slot.homeless_since = None  # no node could be asked: that is not a lack of room
@@ -171,7 +174,8 @@ class Binding(ABC):
         else:
             detail = f"no node has room for a part of it ({reduction.size} bytes)"
             remedy = "delete objects or raise the stores' limits, and reduce again"
-            self._give_up(reduction, Failure(FailureKind.STORE_FULL, detail, remedy, reduction.target))
+            return Failure(FailureKind.STORE_FULL, detail, remedy, reduction.target)
+        return None
 
     # --- answers -------------------------------------------------------------------------------------------------
 
@@ -187,11 +191,11 @@ class Binding(ABC):
         """Its output, its host or a slot below it has changed."""
         if slot.host is None and (broadcast is None or not broadcast.copies):
             if broadcast is not None and slot.bound and broadcast.is_lost():
-                self._unbind(slot)
+                self.unbind(slot)
             self._world.marks.reductions[reduction.target] = None  # it, or what went into it, may be needed again
         elif broadcast is not None and broadcast.needs_lower_bytes():
             self.bind_lower(reduction, slot)
-        elif slot.state is SlotState.TAKEN and self.hosts.is_bound_below(reduction, slot):
+        elif slot.state is SlotState.TAKEN and self._hosts.is_bound_below(reduction, slot):
             self._begin_pulling(reduction, slot)
         elif not slot.bound:
             self._let_pull(reduction, slot.parent)  # its host had it all
@@ -204,14 +208,14 @@ class Binding(ABC):
             self._versions.produce(record, slot.host, slot.available_from)
         for part in slot.parts:
             sent = part not in slot.consumed and self._is_as_chosen(reduction, part)
-            if sent and self._feed(part, slot.host, slot.ref, slot.start):
+            if sent and self.feed(part, slot.host, slot.ref, slot.start):
                 slot.consumed.add(part)
         self._let_pull(reduction, slot.parent)
 
     def _let_pull(self, reduction: Reduction, slot: Slot | None) -> None:
         """A slot below it grows: if all of them do, it pulls, or a node is asked to run it."""
         waits = slot is not None and slot.state in (SlotState.VACANT, SlotState.TAKEN)
-        if slot is not None and waits and self.hosts.is_bound_below(reduction, slot):
+        if slot is not None and waits and self._hosts.is_bound_below(reduction, slot):
             self._world.mark(slot.ref)
 
     def _is_as_chosen(self, reduction: Reduction, part: bytes) -> bool:
@@ -228,7 +232,7 @@ class Binding(ABC):
         for reduction in record.consumers.values():
             if not reduction.uses(broadcast.version):
                 continue
-            for slot in self.builder.slots_with(reduction, record.ref):
+            for slot in self._builder.slots_with(reduction, record.ref):
                 if slot.bound and slot.host is not None and record.ref not in slot.consumed:
                     self._table.involve(record, slot.host)
                     broadcast.want(slot.host, slot.start, into=slot.ref)
@@ -248,34 +252,30 @@ class Binding(ABC):
     def declined(self, reduction: Reduction, slot: Slot) -> None:
         assert slot.host is not None
         slot.refused[slot.host.node] = self._world.now + self._world.settings.declined
-        self._unbind(slot)
+        self.unbind(slot)
         if slot.cut is not None:
             self._start_over_without_stripes(reduction)
         self._world.marks.reductions[reduction.target] = None
 
-    def host_lost(self, slot: Slot) -> None:
-        """Its host is gone. Whether the slot is needed again is known when its receivers have reported."""
-        self._unbind(slot)
-
     def bind_lower(self, reduction: Reduction, slot: Slot) -> None:
         """Its host began where its receivers were; a receiver now needs lower bytes, so it is bound again, lower."""
         self._world.tell(reduction.target, "{} is needed from lower on than {}", slot.version, slot.start)
-        self._unbind(slot)
+        self.unbind(slot)
 
     # --- stripes -------------------------------------------------------------------------------------------------
 
     def _start_over_without_stripes(self, reduction: Reduction) -> None:
         """A source's host has no room for its stripes, or no node has the source: any node can take a whole one."""
         reduction.no_stripes = True
-        self._drop_slots(reduction)
+        self.drop_slots(reduction)
         self._world.tell(reduction.target, "starts over without stripes")
         batch: dict[NodeId, list[bytes]] = {}
         for ref in reduction.chosen:
             home = self._table.home_of(ref) if ref in reduction.ready else reduction.requester
             batch.setdefault(home, []).append(ref)
-        self.builder.add_groups(reduction, batch)
+        self.lay(reduction, self._builder.add_groups(reduction, batch))
 
-    def _gather(self, reduction: Reduction, root: Slot) -> None:
+    def _gather(self, reduction: Reduction, root: Slot) -> Failure | None:
         """All stripes are in progress: the target has a version, and a node assembles it."""
         target = reduction.record.broadcast
         if target is None:
@@ -289,18 +289,16 @@ class Binding(ABC):
             target.company = frozenset(reduction.ring())
             target.company_until = self._world.now + self._patience(reduction)
             self._world.mark(root.ref)  # waiting nodes are served when the event is over
-            if reduction.record.waiting:
-                return
         if target.getters() or reduction.record.waiting:
-            return
-        host = self.hosts.choose_host(reduction, root)
+            return None
+        host = self._hosts.choose_host(reduction, root)
         if host is None:
-            self._wait_for_room(reduction, root)
-            return
+            return self._wait_for_room(reduction, root)
         if host.node not in root.refused:
             root.homeless_since = None
         self._table.involve(reduction.record, host)
         target.want(host)
+        return None
 
     def _patience(self, reduction: Reduction) -> float:
         """How long to wait for the nodes that will get the target. Hosts of sources lose nothing by it, since their
@@ -311,7 +309,7 @@ class Binding(ABC):
         root.refused[node] = self._world.now + self._world.settings.declined
         self._world.marks.reductions[reduction.target] = None
 
-    def _ensure_assembler(self, reduction: Reduction, root: Slot) -> None:
+    def ensure_assembler(self, reduction: Reduction, root: Slot) -> None:
         """If no node gets the target any more, one must be asked to."""
         target = reduction.record.broadcast
         if root.gathers and target is not None and not (target.copies or target.getters() or reduction.record.waiting):
@@ -319,7 +317,7 @@ class Binding(ABC):
                 ("reduce", reduction.target), self._world.now + self._world.settings.declined
             )
 
-    def _feed(self, part: bytes, host: Member, slot: bytes, start: int) -> bool:
+    def feed(self, part: bytes, host: Member, slot: bytes, start: int) -> bool:
         """Send the part, from `start` on, to a slot's host; True if it is so small that it went with the message."""
         record = self._table.record(part)
         self._table.involve(record, host)
@@ -330,8 +328,9 @@ class Binding(ABC):
 
     # --- stopping ------------------------------------------------------------------------------------------------
 
-    def _unbind(self, slot: Slot) -> None:
-        """No node runs the slot any more, and the parts that its host pulled are not needed."""
+    def unbind(self, slot: Slot) -> None:
+        """No node runs the slot any more, and the parts that its host pulled are not needed. Whether the slot is needed
+        again is known when its receivers have reported."""
         host, slot.host = slot.host, None
         if slot.state is not SlotState.VACANT:
             slot.move(SlotState.VACANT)
@@ -339,7 +338,7 @@ class Binding(ABC):
         if host is None:
             return
         self._world.mark(slot.ref)
-        self._stop_feeding(slot, host)
+        self.stop_feeding(slot, host)
         broadcast = self._table.record(slot.ref).broadcast
         if broadcast is not None and broadcast.producer == host.node:
             broadcast.remove(host.node)
@@ -347,22 +346,22 @@ class Binding(ABC):
             self._world.send(host.node, Drop(slot.version))
             broadcast.told_to_drop(host.node)
 
-    def _stop_feeding(self, slot: Slot, host: Member) -> None:
+    def stop_feeding(self, slot: Slot, host: Member) -> None:
         for part in slot.parts:
             self._table.unfeed(part, host.node, slot.ref)
 
-    def _end_output(self, slot: Slot) -> None:
-        self._unbind(slot)
+    def end_output(self, slot: Slot) -> None:
+        self.unbind(slot)
         if slot.version is None:
             return
         slot.version = None
         slot.homeless_since = None
         self._table.reset(self._table.record(slot.ref))
 
-    def _drop_slots(self, reduction: Reduction, keep: Sequence[bytes] = ()) -> None:
+    def drop_slots(self, reduction: Reduction, keep: Sequence[bytes] = ()) -> None:
         for slot in list(reduction.slots.values()):
             if slot.ref not in keep:
-                self._end_output(slot)
+                self.end_output(slot)
                 self._forget_slot(slot.ref)
         reduction.slots.clear()
         reduction.root = None

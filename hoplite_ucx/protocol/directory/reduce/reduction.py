@@ -17,13 +17,18 @@ impossible, the same sources are built without stripes.
 The target is sealed once, when its root version is complete and what it was made of is decided.
 """
 
+from hoplite_ucx.protocol.cost import choose_degree, choose_stripes
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.adoption import whole_of
-from hoplite_ucx.protocol.directory.reduce.binding import Binding
+from hoplite_ucx.protocol.directory.reduce.binding import Binder
+from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
+from hoplite_ucx.protocol.directory.reduce.tree_builder import TreeBuilder
 from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.states import ReductionState
+from hoplite_ucx.protocol.directory.table import Table
+from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NodeId, Version, short
 from hoplite_ucx.protocol.messages import (
@@ -40,9 +45,21 @@ from hoplite_ucx.protocol.messages import (
 )
 
 
-class Reductions(Binding):
-    """Handles all reductions. `tree_builder` builds their trees, `hosts` knows the possible hosts, `Binding` the actual
-    ones."""
+class Reductions:
+    """Handles all reductions. The builder has the shape of their trees, `hosts` knows the nodes that could run a slot,
+    and the binder asks them."""
+
+    builder_type: type[TreeBuilder] = TreeBuilder
+    hosts_type: type[Hosts] = Hosts
+    binder_type: type[Binder] = Binder
+
+    def __init__(self, table: Table, versions: Versions) -> None:
+        self._table = table
+        self._versions = versions
+        self._world = table.world
+        self.builder = self.builder_type(table.world.next_number)
+        self.hosts = self.hosts_type(table)
+        self.binder = self.binder_type(table, versions, self.builder, self.hosts)
 
     def begin(self, record: Record, spec: Reduce, requester: NodeId) -> Reduction:
         """The request is kept with the target; the next review acts on it."""
@@ -77,16 +94,18 @@ class Reductions(Binding):
             self._combine_inline(reduction)
             return
         for slot in reduction.tops():
-            self._ensure(reduction, slot)
+            if (failure := self.binder.ensure(reduction, slot)) is not None:
+                self._give_up(reduction, failure)
+                return
         self._seal_if_decided(reduction)
 
     def output_changed(self, reduction: Reduction, slot: Slot, broadcast: Broadcast | None) -> None:
         """Something about the slot, its output or what goes into it has changed."""
-        self.settle_slot(reduction, slot, broadcast)
+        self.binder.settle_slot(reduction, slot, broadcast)
         if slot is reduction.root or slot.parent is reduction.root:
             self._seal_if_decided(reduction)
         if slot is reduction.root:
-            self._ensure_assembler(reduction, slot)
+            self.binder.ensure_assembler(reduction, slot)
 
     def unfit(self, reduction: Reduction, member: Member, unfit: Unfit) -> None:
         """The node that was to combine some of it says that the operation is undefined: the user gets this error, and
@@ -106,14 +125,13 @@ class Reductions(Binding):
             return False
         reduction.chosen, reduction.slots = whole.chosen, whole.slots
         reduction.root = whole.slots.get(reduction.target)
-        self.builder.take_form(reduction, whole.size, whole.layout)
+        self._take_form(reduction, whole.size, whole.layout)
+        self.binder.lay(reduction, reduction.slots.values())
         for ref, slot in reduction.slots.items():
             slot.height = 1 + max((below.height for below in reduction.below(slot)), default=0)
-            record = self._table.record(ref)
-            record.slot, record.reduction = slot, reduction
             assert slot.host is not None
             for part in slot.parts:
-                if part not in slot.consumed and self._feed(part, slot.host, ref, slot.start):
+                if part not in slot.consumed and self.binder.feed(part, slot.host, ref, slot.start):
                     slot.consumed.add(part)
         tops = [slot for slot in reduction.slots.values() if slot.parent is None and slot is not reduction.root]
         reduction.terms = [(slot.ref, slot.height) for slot in tops]
@@ -210,16 +228,37 @@ class Reductions(Binding):
                 reduction.target, "chose {} as {} of {}", short(ref), len(reduction.chosen), reduction.spec.count
             )
         each_alone = not chosen_before and len(batch) == reduction.spec.count
-        if each_alone and (count := self.builder.choose_stripes(reduction)) > 1:
-            self.builder.build_stripes(reduction, [(refs[0], node) for node, refs in batch.items()], count)
+        if each_alone and (count := self.choose_stripes(reduction)) > 1:
+            reduction.turn = self._versions.next_turn()
+            ring = [(refs[0], node) for node, refs in batch.items()]
+            self.binder.lay(reduction, self.builder.build_stripes(reduction, ring, count))
+            self._world.tell(reduction.target, "built in {} stripes", len(reduction.tops()[0].parts))
         else:
-            self.builder.add_groups(reduction, batch)
+            self.binder.lay(reduction, self.builder.add_groups(reduction, batch))
+
+    def choose_stripes(self, reduction: Reduction) -> int:
+        """More than one if it saves time, and all sources are ready: complete, decided, and not so small that they live
+        in the directory."""
+        if reduction.no_stripes or not all(
+            self._table.has_copy(ref)
+            and not self._table.is_undecided(ref)
+            and self._table.inline_of(ref, version) is None
+            for ref, version in reduction.chosen.items()
+        ):
+            return 1
+        bandwidth = self._table.members.bandwidth()
+        return choose_stripes(reduction.size, reduction.spec.count, bandwidth, self._world.settings)
+
+    def _take_form(self, reduction: Reduction, size: int, layout: bytes) -> None:
+        reduction.size, reduction.layout = size, layout
+        bandwidth = self._table.members.bandwidth()
+        reduction.degree = choose_degree(size, reduction.spec.count, bandwidth, self._world.costs)
 
     def _fits(self, reduction: Reduction, ref: bytes) -> bool:
         """The first ready source fixes the size and layout of all."""
         size, layout = self._table.form_of(ref)
         if not reduction.chosen:
-            self.builder.take_form(reduction, size, layout)
+            self._take_form(reduction, size, layout)
             return True
         if (size, layout) == (reduction.size, reduction.layout):
             return True
@@ -286,7 +325,7 @@ class Reductions(Binding):
         """The slot's parts have changed: it and everything above begins a new version."""
         above: Slot | None = slot
         while above is not None:
-            self._end_output(above)
+            self.binder.end_output(above)
             above = above.parent
 
     # --- small objects -------------------------------------------------------------------------------------------
@@ -302,7 +341,7 @@ class Reductions(Binding):
         """The bytes are all here: one node combines them and sends back the result."""
         if reduction.inline_version is not None:
             return
-        self._drop_slots(reduction)
+        self.binder.drop_slots(reduction)
         requester = self._table.members.get(reduction.requester)
         candidates = [requester] if requester is not None and requester.usable() else []
         candidates += [member for member in self._table.members if member.usable()]
@@ -316,7 +355,7 @@ class Reductions(Binding):
         parts = tuple(self._table.inline_of(ref, version) or b"" for ref, version in reduction.chosen.items())
         form = (reduction.layout, reduction.spec.op)
         self._world.send(
-            host.node, CombineInline(reduction.inline_version, *form, parts, self._divisor(reduction, None))
+            host.node, CombineInline(reduction.inline_version, *form, parts, self.binder.divisor(reduction, None))
         )
 
     def inline_result(self, reduction: Reduction, member: Member, combined: CombinedInline) -> None:
@@ -365,10 +404,10 @@ class Reductions(Binding):
         for node in broadcast.nodes():
             self._world.send(node, Sealed(broadcast.version, origin))
         if reduction.root is not None and reduction.root.host is not None:
-            self._stop_feeding(reduction.root, reduction.root.host)  # of an empty object nothing need have come
+            self.binder.stop_feeding(reduction.root, reduction.root.host)  # of an empty object nothing need have come
         reduction.record.reduction = reduction.record.slot = None
         self._world.timers.cancel(("reduce", reduction.target))
-        self._drop_slots(reduction, keep=[reduction.target, *stripes.outlive(self._table, reduction.record)])
+        self.binder.drop_slots(reduction, keep=[reduction.target, *stripes.outlive(self._table, reduction.record)])
         self.ended(reduction)
 
     def _give_up(self, reduction: Reduction, failure: Failure) -> None:
@@ -439,7 +478,7 @@ class Reductions(Binding):
         return Failure(FailureKind.LOST, detail, remedy, reduction.target)
 
     def _tear_down(self, reduction: Reduction) -> None:
-        self._drop_slots(reduction)
+        self.binder.drop_slots(reduction)
         chosen, reduction.chosen = reduction.chosen, {}
         self._versions.release_sources(chosen)
         reduction.terms.clear()

@@ -8,30 +8,22 @@ chain.
 A target that all hosts get may be built in *stripes* (see `stripes`): each stripe has its own chain of slots, made of
 the same sources, and the root gathers them.
 
-This module decides only the shape: `hosts` and `binding` decide which node runs a slot, `reduction` which sources are
-chosen.
+This module decides only the shape, and changes nothing but the slots, terms and root of a reduction; what it adds is
+returned. `hosts` and `binding` decide which node runs a slot, `reduction` which sources are chosen.
 """
 
 import hashlib
+from collections.abc import Callable
 
-from hoplite_ucx.protocol.cost import choose_degree, choose_stripes
 from hoplite_ucx.protocol.directory.records import Reduction, Slot
 from hoplite_ucx.protocol.directory.spread import stripes
-from hoplite_ucx.protocol.directory.table import Table
-from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.ids import REF_BYTES, NodeId
 
 
 class TreeBuilder:
-    def __init__(self, table: Table, versions: Versions) -> None:
-        self._table = table
-        self._versions = versions
-        self._world = table.world
-
-    def take_form(self, reduction: Reduction, size: int, layout: bytes) -> None:
-        reduction.size, reduction.layout = size, layout
-        bandwidth = self._table.members.bandwidth()
-        reduction.degree = choose_degree(size, reduction.spec.count, bandwidth, self._world.costs)
+    def __init__(self, next_number: Callable[[], int]) -> None:
+        """Slots are named by numbers that are not used twice."""
+        self._next_number = next_number
 
     def slots_with(self, reduction: Reduction, part: bytes) -> list[Slot]:
         """The slot that the part goes into; of a source, one in each stripe."""
@@ -39,26 +31,29 @@ class TreeBuilder:
 
     # --- one tree ------------------------------------------------------------------------------------------------
 
-    def add_groups(self, reduction: Reduction, batch: dict[NodeId, list[bytes]]) -> None:
+    def add_groups(self, reduction: Reduction, batch: dict[NodeId, list[bytes]]) -> list[Slot]:
+        added: list[Slot] = []
         for index, (node, refs) in enumerate(batch.items()):
             last = len(reduction.chosen) == reduction.spec.count and index == len(batch) - 1
-            self.add_group(reduction, refs, node, last)
+            added += self.add_group(reduction, refs, node, last)
+        return added
 
-    def add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
+    def add_group(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> list[Slot]:
         """A getter's own sources are kept for the root: elsewhere its network card would have to receive both the parts
         of its slot and the result. If every host gets the result, that holds for the last one anyway, and nothing is
         kept."""
         gets = node == reduction.requester or node in reduction.record.waiting
         if gets and not last and reduction.held is None and not reduction.spec.everywhere:
             reduction.held = (refs, node)
-            return
+            return []
+        added: list[Slot] = []
         if last and reduction.held is not None:
             (held, at), reduction.held = reduction.held, None
-            self._add_term(reduction, refs, node, last=False)
+            added = self._add_term(reduction, refs, node, last=False)
             refs, node = held, at
-        self._add_term(reduction, refs, node, last)
+        return added + self._add_term(reduction, refs, node, last)
 
-    def _add_term(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> None:
+    def _add_term(self, reduction: Reduction, refs: list[bytes], node: NodeId, last: bool) -> list[Slot]:
         terms, degree = reduction.terms, reduction.degree
         if last:
             taken, reduction.terms = terms, []
@@ -66,7 +61,7 @@ class TreeBuilder:
             taken, reduction.terms = terms[-degree:], terms[:-degree]
         elif len(refs) == 1:
             reduction.terms.append((refs[0], 0))
-            return
+            return []
         else:
             taken = []
         height = 1 + max((height for _, height in taken), default=0)
@@ -76,45 +71,29 @@ class TreeBuilder:
             reduction.root = slot
         else:
             reduction.terms.append((ref, height))
+        return [slot]
 
     def _add_slot(self, reduction: Reduction, slot: Slot) -> Slot:
         for part in slot.parts:
             if part in reduction.slots:
                 reduction.slots[part].parent = slot
         reduction.slots[slot.ref] = slot
-        record = self._table.record(slot.ref)
-        record.slot, record.reduction = slot, reduction
         return slot
 
-    def split(self, reduction: Reduction, root: Slot) -> None:
+    def split(self, reduction: Reduction, root: Slot) -> list[Slot]:
         """The root's parts go into a new slot, and that alone into the root: the same bytes, so the same version."""
-        self._world.tell(reduction.target, "its parts are combined for a getter that has a part of it")
         below = Slot(self._slot_ref(reduction), root.parts, root.height, root.prefers, parent=root)
         root.parts, root.height = [below.ref], root.height + 1
-        self._add_slot(reduction, below)
+        return [self._add_slot(reduction, below)]
 
     def _slot_ref(self, reduction: Reduction) -> bytes:
-        name = reduction.target + self._world.next_number().to_bytes(8, "big")
+        name = reduction.target + self._next_number().to_bytes(8, "big")
         return hashlib.blake2b(name, digest_size=REF_BYTES).digest()
 
     # --- stripes -------------------------------------------------------------------------------------------------
 
-    def choose_stripes(self, reduction: Reduction) -> int:
-        """More than one if it saves time, and all sources are ready: complete, decided, and not so small that they live
-        in the directory."""
-        if reduction.no_stripes or not all(
-            self._table.has_copy(ref)
-            and not self._table.is_undecided(ref)
-            and self._table.inline_of(ref, version) is None
-            for ref, version in reduction.chosen.items()
-        ):
-            return 1
-        bandwidth = self._table.members.bandwidth()
-        return choose_stripes(reduction.size, reduction.spec.count, bandwidth, self._world.settings)
-
-    def build_stripes(self, reduction: Reduction, ring: list[tuple[bytes, NodeId]], count: int) -> None:
+    def build_stripes(self, reduction: Reduction, ring: list[tuple[bytes, NodeId]], count: int) -> list[Slot]:
         """A chain for every stripe, each along the same ring; their ends are spread over it."""
-        reduction.turn = self._versions.next_turn()
         root = self._add_slot(reduction, Slot(reduction.target, [], 0, ring[0][1], gathers=True))
         for index, cut in enumerate(stripes.cuts(reduction.size, count)):
             last = index * len(ring) // count
@@ -129,4 +108,4 @@ class TreeBuilder:
             below.parent = root
             root.parts.append(below.ref)
         reduction.root = root
-        self._world.tell(reduction.target, "built in {} stripes", len(root.parts))
+        return list(reduction.slots.values())
