@@ -87,9 +87,9 @@ class Joining:
     def _repeat_seals(self, member: Member, versions: Iterable[Version]) -> None:
         """The first message may have been lost."""
         for version in versions:
-            record = self._table.records.get(version.ref)
-            if record is not None and record.broadcast is not None and record.decided == version:
-                self._world.send(member.node, Sealed(version, record.broadcast.origin))
+            tree = self._table.tree(version.ref)
+            if tree is not None and self._table.became(version):
+                self._world.send(member.node, Sealed(version, tree.origin))
 
     def _link_streams(self, member: Member) -> None:
         """Streams that run come before those that are possible."""
@@ -116,12 +116,8 @@ class Joining:
             else:
                 self._reductions.binder.unbind(slot)
         for version in reports:
-            record_of = self._table.records.get(version.ref)
-            if self._recovery.runs_slot(member, version.ref):
-                continue
-            current = record_of.broadcast if record_of is not None else None
-            useful = current is not None and current.version == version and version in held
-            if record_of is None or not (useful or record_of.decided == version):
+            useful = (self._table.tree_of(version) is not None and version in held) or self._table.became(version)
+            if not useful and not self._recovery.runs_slot(member, version.ref):
                 self._world.send(member.node, Drop(version))
 
     def _runs_slot(self, member: Member, ref: bytes) -> bool:

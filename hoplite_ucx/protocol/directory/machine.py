@@ -15,7 +15,7 @@ from hoplite_ucx.protocol.directory import tombstones
 from hoplite_ucx.protocol.directory.joining import Joining
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.objects import Objects
-from hoplite_ucx.protocol.directory.records import Record
+from hoplite_ucx.protocol.directory.records import Record, Reduction
 from hoplite_ucx.protocol.directory.recovery import Recovery
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.refusals import deleted, invalid, refuse_reduce
@@ -139,7 +139,7 @@ class Directory:
             Retire: lambda member, _: self.retiring.begin(member),
             Heartbeat: self._on_heartbeat,
             Put: self.objects.offer,
-            Completed: self._on_completed,
+            Completed: lambda member, message: self.objects.completed(member, message.version),
             Aborted: self._on_aborted,
             Want: self._on_want,
             Unwant: self._on_unwant,
@@ -345,9 +345,8 @@ class Directory:
             self.world.measuring.round_trip(member.node, heartbeat.round_trip)
         self.world.send(member.node, Alive(self._recovery.population(len(self.members))))
         for progress in heartbeat.progress:
-            record = self.records.get(progress.version.ref)
-            if record is not None and record.broadcast and record.broadcast.version == progress.version:
-                record.broadcast.advanced(receiver_key(member.node, progress.into), progress.watermark)
+            if (tree := self.table.tree_of(progress.version)) is not None:
+                tree.advanced(receiver_key(member.node, progress.into), progress.watermark)
 
     def _on_tick(self) -> None:
         for key in self.world.timers.pop_due(self.world.now):
@@ -359,8 +358,7 @@ class Directory:
                 case ("probe", int() as node):
                     self.members.ask_again(node)
                 case ("place", bytes() as ref):
-                    if (broadcast := self.records[ref].broadcast) is not None:
-                        broadcast.look_for_senders()
+                    self.table.live_tree(ref).look_for_senders()
                 case tombstones.TIMER:
                     self.objects.forget_tombstones()
                 case ("reduce", bytes() as ref):
@@ -429,9 +427,6 @@ class Directory:
 
     # --- put and get -------------------------------------------------------------------------------------------
 
-    def _on_completed(self, member: Member, completed: Completed) -> None:
-        self.objects.completed(member, completed.version)
-
     def _on_aborted(self, member: Member, aborted: Aborted) -> None:
         broadcast = self.table.current(member, aborted.version)
         if broadcast is not None:
@@ -457,12 +452,8 @@ class Directory:
         self.world.mark(unwant.ref)
 
     def _on_stream_failed(self, member: Member, failed: StreamFailed) -> None:
-        broadcast = self.table.current(member, failed.version)
+        broadcast = self._reported_tree(member, failed)
         if broadcast is None:
-            return
-        if failed.watermark > broadcast.size:
-            detail = f"watermark {failed.watermark} is beyond {broadcast.size}"
-            self.world.blame(member.node, failed.version.ref, detail)
             return
         sender = self.members.get(failed.sender)
         if sender is not None and failed.fault in (StreamFault.BROKEN, StreamFault.STALLED):
@@ -473,14 +464,18 @@ class Directory:
         broadcast.failed(key, failed.number, failed.watermark, failed.fault, failed.wanted)
 
     def _on_halted(self, member: Member, halted: Halted) -> None:
-        broadcast = self.table.current(member, halted.version)
-        if broadcast is None:
-            return
-        if halted.watermark > broadcast.size:
-            detail = f"watermark {halted.watermark} is beyond {broadcast.size}"
-            self.world.blame(member.node, halted.version.ref, detail)
-            return
-        broadcast.halted(receiver_key(member.node, halted.into), halted.number, halted.watermark, halted.wanted)
+        broadcast = self._reported_tree(member, halted)
+        if broadcast is not None:
+            broadcast.halted(receiver_key(member.node, halted.into), halted.number, halted.watermark, halted.wanted)
+
+    def _reported_tree(self, member: Member, report: StreamFailed | Halted) -> Broadcast | None:
+        """The tree in which the node reports a watermark, unless that cannot be true."""
+        broadcast = self.table.current(member, report.version)
+        if broadcast is None or report.watermark <= broadcast.size:
+            return broadcast
+        detail = f"watermark {report.watermark} is beyond {broadcast.size}"
+        self.world.blame(member.node, report.version.ref, detail)
+        return None
 
     def _on_declined(self, member: Member, declined: Declined) -> None:
         broadcast = self.table.current(member, declined.version)
@@ -503,11 +498,14 @@ class Directory:
     # --- wait, evict, delete -----------------------------------------------------------------------------------
 
     def _on_watch(self, member: Member, watch: Watch) -> None:
-        if len(watch.refs) > self.settings.max_refs:
-            detail = f"{len(watch.refs)} refs are over the limit of {self.settings.max_refs}"
-            self.world.blame(member.node, None, detail)
-            return
-        self._watch(member, watch.refs)
+        if not self._are_too_many(member, watch.refs):
+            self._watch(member, watch.refs)
+
+    def _are_too_many(self, member: Member, refs: tuple[bytes, ...]) -> bool:
+        excess = len(refs) > self.settings.max_refs
+        if excess:
+            self.world.blame(member.node, None, f"{len(refs)} refs are over the limit of {self.settings.max_refs}")
+        return excess
 
     def _watch(self, member: Member, refs: tuple[bytes, ...]) -> None:
         ready = []
@@ -543,9 +541,7 @@ class Directory:
         self.world.send(member.node, EvictAnswer(evict.version, answer))
 
     def _on_delete(self, member: Member, delete: Delete) -> None:
-        if len(delete.refs) > self.settings.max_refs:
-            detail = f"{len(delete.refs)} refs are over the limit of {self.settings.max_refs}"
-            self.world.blame(member.node, None, detail)
+        if self._are_too_many(member, delete.refs):
             return
         if self.world.recovering:
             self._recovery.postponed.append((member.node, delete))
@@ -569,7 +565,7 @@ class Directory:
         failure = deleted(record.ref)
         reduction = record.reduction
         if reduction is not None:
-            self.reductions.cancel(reduction)
+            self.reductions.tear_down(reduction)
             self.reductions.ended(reduction)
         record.reduction = record.slot = record.spec = record.contributors = record.decided = None
         self.table.fail_askers(record, failure)
@@ -614,7 +610,8 @@ class Directory:
     def _begin_reduction(self, record: Record, member: Member, reduce: Reduce) -> None:
         record.spec = reduce
         record.contributors = record.decided = None
-        record.reduction = self.reductions.begin(record, reduce, member.node)
+        once = not reduce.everywhere
+        record.reduction = Reduction(record, reduce, member.node, {member.node: None}, no_stripes=once)
         self.objects.offer_deferred(record)  # puts that came before it was known: they are refused
         self.world.tell(reduce.target, "{} of {} sources asked for", reduce.count, len(reduce.sources))
         for ref in reduce.sources:
@@ -678,9 +675,8 @@ class Directory:
         if slot is not None and slot.host is member and consumed.version.ref in slot.parts:
             slot.consumed.add(consumed.version.ref)
         self._recovery.consumed(member, consumed.version.ref, consumed.into)
-        record = self.records.get(consumed.version.ref)
-        if record is not None and record.broadcast is not None and record.broadcast.version == consumed.version:
-            record.broadcast.forget(receiver_key(member.node, consumed.into))
+        if (tree := self.table.tree_of(consumed.version)) is not None:
+            tree.forget(receiver_key(member.node, consumed.into))
 
     def _on_combined_inline(self, member: Member, combined: CombinedInline) -> None:
         record = self.records.get(combined.version.ref)

@@ -104,7 +104,7 @@ class Objects:
             return True
         if reduction.record is not record or record.broadcast is not None:
             return False
-        self.reductions.cancel(reduction)
+        self.reductions.tear_down(reduction)
         return True
 
     def _note_seal(self, record: Record, origin: Origin | None) -> None:
@@ -161,7 +161,7 @@ class Objects:
     def describe(self, ref: bytes) -> Description:
         """What users may know of a ref. This changes nothing."""
         state, record = self._table.state_of(ref), self._table.records.get(ref)
-        broadcast = record.broadcast if record is not None else None
+        broadcast = self._table.tree(ref)
         if record is None or broadcast is None or state not in (ObjectState.READY, ObjectState.COMING):
             return Description(ref, state)
         putter = self._members.get(record.put[0]) if record.put is not None else None

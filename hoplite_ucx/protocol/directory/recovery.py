@@ -18,10 +18,9 @@ from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.objects import Objects
 from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.refusals import lost
-from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
-from hoplite_ucx.protocol.ids import NodeId, Version
+from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.messages import Ask, Delete, Describe, Drop, Join, Poll, Reduce, Sealed, SlotReport, Tombstone
 
 
@@ -83,10 +82,10 @@ class Recovery:
         """If two nodes were given the same slot, the later one has it."""
         bind = report.bind
         self._objects.revive(member, bind, sealed=False, origin=None)
-        record = self._table.records.get(bind.version.ref)
-        broadcast = record.broadcast if record is not None else None
-        if record is None or broadcast is None or broadcast.version != bind.version or broadcast.sealed:
+        broadcast = self._table.tree_of(bind.version)
+        if broadcast is None or broadcast.sealed:
             return  # comparing tells the node what to do with it
+        record = self._table.records[bind.version.ref]
         slots = self._slots.setdefault(bind.target, {})
         rival = slots.get(record.ref)
         if rival is not None and rival[1] is not member:
@@ -101,17 +100,11 @@ class Recovery:
     def _end_slot(self, report: SlotReport, host: Member) -> None:
         version = report.bind.version
         self._world.send(host.node, Drop(version))
-        broadcast = self._current(version)
+        broadcast = self._table.tree_of(version)
         if broadcast is not None:
             broadcast.remove(host.node)
         for part in report.bind.parts:
             self._table.unfeed(part.ref, host.node, version.ref)
-
-    def _current(self, version: Version) -> Broadcast | None:
-        """The tree of the version, unless another one has taken its place."""
-        record = self._table.records.get(version.ref)
-        broadcast = record.broadcast if record is not None else None
-        return broadcast if broadcast is not None and broadcast.version == version else None
 
     def runs_slot(self, member: Member, ref: bytes) -> bool:
         return any(ref in slots and slots[ref][1] is member for slots in self._slots.values())
@@ -154,7 +147,7 @@ class Recovery:
             reduction = record.reduction
             assert reduction is not None
             slots_of = self._slots.get(record.ref, {})
-            current = {ref: slot for ref, slot in slots_of.items() if self._current(slot[0].bind.version)}
+            current = {ref: slot for ref, slot in slots_of.items() if self._table.tree_of(slot[0].bind.version)}
             if self._objects.reductions.adopt(reduction, current):
                 self._world.tell(record.ref, "goes on as it was, with {} slots", len(reduction.slots))
             if reduction.root is None:
@@ -168,7 +161,7 @@ class Recovery:
     def _end_if_useless(self, report: SlotReport, host: Member) -> None:
         """A slot that was not taken up ends; but if it made a version that others know as decided, its copy stays."""
         version = report.bind.version
-        record, broadcast = self._table.records.get(version.ref), self._current(version)
+        record, broadcast = self._table.records.get(version.ref), self._table.tree_of(version)
         if record is None or broadcast is None:
             self._end_slot(report, host)
         elif broadcast.sealed and host.node in broadcast.copies:

@@ -37,11 +37,10 @@ class Table:
 
     def current(self, member: Member, version: Version) -> Broadcast | None:
         """The tree of a version that still counts; a node that names another version is told to drop it."""
-        record = self.records.get(version.ref)
-        if record is not None and record.broadcast is not None and record.broadcast.version == version:
-            return record.broadcast
-        self.world.send(member.node, Drop(version))
-        return None
+        tree = self.tree_of(version)
+        if tree is None:
+            self.world.send(member.node, Drop(version))
+        return tree
 
     def forget(self, record: Record) -> None:
         if self.records.get(record.ref) is record:
@@ -66,9 +65,8 @@ class Table:
         self.world.mark(record.ref)
 
     def unfeed(self, part: bytes, node: NodeId, slot: bytes) -> None:
-        record = self.records.get(part)
-        if record is not None and record.broadcast is not None:
-            record.broadcast.forget(receiver_key(node, slot))
+        if (tree := self.tree(part)) is not None:
+            tree.forget(receiver_key(node, slot))
 
     def tell_ready(self, record: Record) -> None:
         """A get would return at once, with a value or a failure."""
@@ -131,63 +129,67 @@ class Table:
         record = self.records.get(ref)
         return ref in self.tombstones.undecided or (record is not None and record.reduction is not None)
 
-    def is_decided_as(self, ref: bytes, version: Version) -> bool:
+    def is_decided_as(self, version: Version) -> bool:
         """Whether bytes of this version may go into a result: a put's may, a target's if that is what it became."""
-        if ref in self.tombstones.undecided:
+        if version.ref in self.tombstones.undecided:
             return False
-        record = self.records.get(ref)
+        record = self.records.get(version.ref)
         return record is None or record.spec is None or record.decided == version
 
-    def became(self, ref: bytes, version: Version) -> bool:
+    def became(self, version: Version) -> bool:
         """Whether this is what a target is known to have become."""
-        record = self.records.get(ref)
+        record = self.records.get(version.ref)
         return record is not None and record.decided == version
 
+    def tree(self, ref: bytes) -> Broadcast | None:
+        """Of the ref's version, if it has one."""
+        record = self.records.get(ref)
+        return record.broadcast if record is not None else None
+
+    def tree_of(self, version: Version) -> Broadcast | None:
+        """The tree of the version, unless it is over."""
+        tree = self.tree(version.ref)
+        return tree if tree is not None and tree.version == version else None
+
+    def live_tree(self, ref: bytes) -> Broadcast:
+        """Of a ref that is known to have a version."""
+        tree = self.records[ref].broadcast
+        assert tree is not None
+        return tree
+
     def version_of(self, ref: bytes) -> Version:
-        broadcast = self.records[ref].broadcast
-        assert broadcast is not None
-        return broadcast.version
+        return self.live_tree(ref).version
 
     def form_of(self, ref: bytes) -> tuple[int, bytes]:
-        broadcast = self.records[ref].broadcast
-        assert broadcast is not None
-        return broadcast.size, broadcast.layout
+        tree = self.live_tree(ref)
+        return tree.size, tree.layout
 
-    def inline_of(self, ref: bytes, version: Version) -> bytes | None:
-        record = self.records.get(ref)
-        if record is None or record.broadcast is None or record.broadcast.version != version:
-            return None
-        return record.broadcast.inline
+    def inline_of(self, version: Version) -> bytes | None:
+        tree = self.tree_of(version)
+        return tree.inline if tree is not None else None
 
     def home_of(self, ref: bytes) -> NodeId:
         """A node that has the object, preferably one that can be used now."""
-        broadcast = self.records[ref].broadcast
-        assert broadcast is not None
-        usable = (node for node, member in broadcast.copies.items() if member.usable())
-        anyone = next(iter(broadcast.copies), broadcast.producer)
+        tree = self.live_tree(ref)
+        usable = (node for node, member in tree.copies.items() if member.usable())
+        anyone = next(iter(tree.copies), tree.producer)
         return next(usable, anyone if anyone is not None else 0)
 
     def has_part(self, ref: bytes, node: NodeId, *, complete: bool = False, start: int = 0) -> bool:
         """Whether the node has the part or makes it, from `start` on."""
-        record = self.records.get(ref)
-        broadcast = record.broadcast if record is not None else None
-        if broadcast is None:
+        tree = self.tree(ref)
+        if tree is None:
             return False
-        return node in broadcast.copies or (broadcast.producer == node and not complete and broadcast.start <= start)
+        return node in tree.copies or (tree.producer == node and not complete and tree.start <= start)
 
     def holders_of(self, ref: bytes, *, complete: bool = False) -> list[Member]:
         """Who has the object or makes it."""
-        record = self.records.get(ref)
-        broadcast = record.broadcast if record is not None else None
-        if broadcast is None:
+        tree = self.tree(ref)
+        if tree is None:
             return []
-        producer = self.members.get(broadcast.producer) if broadcast.producer is not None and not complete else None
-        return [*broadcast.copies.values(), *([producer] if producer is not None else [])]
-
-    def has_version(self, version: Version) -> bool:
-        record = self.records.get(version.ref)
-        return record is not None and record.broadcast is not None and record.broadcast.version == version
+        producer = self.members.get(tree.producer) if tree.producer is not None and not complete else None
+        return [*tree.copies.values(), *([producer] if producer is not None else [])]
 
     def has_copy(self, ref: bytes) -> bool:
-        record = self.records.get(ref)
-        return record is not None and record.broadcast is not None and bool(record.broadcast.copies)
+        tree = self.tree(ref)
+        return tree is not None and bool(tree.copies)

@@ -76,8 +76,8 @@ def _goes_on(table: Table, slot: Slot, version: Version) -> bool:
     if table.is_ready(ref) and table.version_of(ref) == version:
         return True
     if ref in slot.unsure:
-        return table.became(ref, version)
-    return ref in slot.consumed and table.is_decided_as(ref, version)
+        return table.became(version)
+    return ref in slot.consumed and table.is_decided_as(version)
 
 
 def _below(root: bytes, binds: dict[bytes, Bind]) -> dict[bytes, Bind]:

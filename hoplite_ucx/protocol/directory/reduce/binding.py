@@ -89,7 +89,7 @@ class Binder:
     def _can_be_bound(self, reduction: Reduction, slot: Slot) -> bool:
         """No node has the output, and all its receivers have reported where they are; every part exists, or a node has
         been asked to make it."""
-        broadcast = self._table.record(slot.ref).broadcast
+        broadcast = self._table.tree(slot.ref)
         if broadcast is not None and not broadcast.is_lost():
             return False
         for part in slot.parts:
@@ -221,7 +221,7 @@ class Binder:
     def _is_as_chosen(self, reduction: Reduction, part: bytes) -> bool:
         """Whether the source was not lost and put again since its slot was asked for: the host would not know that
         version, and the slot starts over when the source is ready."""
-        broadcast = self._table.record(part).broadcast
+        broadcast = self._table.tree(part)
         return part in reduction.slots or broadcast is None or broadcast.version == reduction.chosen.get(part)
 
     def known_again(self, record: Record) -> None:
@@ -283,8 +283,7 @@ class Binder:
             sizes = [(version, slot.cut[1]) for slot, version in outputs if slot.cut is not None]
             root.version = self._versions.begin_output(root.ref, reduction.size, reduction.layout, None, reduction.size)
             root.move(SlotState.GATHERING)
-            target = self._table.record(root.ref).broadcast
-            assert target is not None
+            target = self._table.live_tree(root.ref)
             target.stripes = tuple(Stripe(version, size) for version, size in sizes)
             target.company = frozenset(reduction.ring())
             target.company_until = self._world.now + self._patience(reduction)
@@ -339,7 +338,7 @@ class Binder:
             return
         self._world.mark(slot.ref)
         self.stop_feeding(slot, host)
-        broadcast = self._table.record(slot.ref).broadcast
+        broadcast = self._table.tree(slot.ref)
         if broadcast is not None and broadcast.producer == host.node:
             broadcast.remove(host.node)
         if broadcast is not None and slot.version is not None and self._table.members.get(host.node) is host:

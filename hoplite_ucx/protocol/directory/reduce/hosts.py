@@ -81,7 +81,7 @@ class Hosts:
         small = slot.cut is not None or reduction.size <= self._world.settings.inline_limit
         if above is None or small:
             return 0
-        broadcast = self._table.record(slot.ref).broadcast
+        broadcast = self._table.tree(slot.ref)
         if broadcast is not None and broadcast.receivers:
             return _aligned(broadcast.lowest())
         return 0 if above.bound or above.version is None else None
@@ -90,7 +90,7 @@ class Hosts:
         """How much of the slot's output the node has because it was getting it, and can continue with."""
         if slot.cut is not None or slot.gathers:
             return 0
-        broadcast = self._table.record(slot.ref).broadcast
+        broadcast = self._table.tree(slot.ref)
         receiver = broadcast.receivers.get(member.node) if broadcast is not None else None
         return _aligned(receiver.watermark) if receiver is not None else 0
 
@@ -134,7 +134,7 @@ class Hosts:
                 found[member.node] = member
         for part in slot.parts:
             found.update((member.node, member) for member in self._table.holders_of(part))
-        broadcast = self._table.record(slot.ref).broadcast
+        broadcast = self._table.tree(slot.ref)
         for receiver in broadcast.receivers.values() if broadcast is not None else ():
             found[receiver.member.node] = receiver.member
         return list(found.values())

@@ -30,7 +30,7 @@ from hoplite_ucx.protocol.directory.states import ReductionState
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure, FailureKind
-from hoplite_ucx.protocol.ids import NodeId, Version, short
+from hoplite_ucx.protocol.ids import NodeId, short
 from hoplite_ucx.protocol.messages import (
     CombinedInline,
     CombineInline,
@@ -38,7 +38,6 @@ from hoplite_ucx.protocol.messages import (
     Failed,
     Origin,
     Over,
-    Reduce,
     Sealed,
     SlotReport,
     Unfit,
@@ -61,10 +60,6 @@ class Reductions:
         self.hosts = self.hosts_type(table)
         self.binder = self.binder_type(table, versions, self.builder, self.hosts)
 
-    def begin(self, record: Record, spec: Reduce, requester: NodeId) -> Reduction:
-        """The request is kept with the target; the next review acts on it."""
-        return Reduction(record, spec, requester, {requester: None}, no_stripes=not spec.everywhere)
-
     # --- what happens --------------------------------------------------------------------------------------------
 
     def review(self, reduction: Reduction) -> None:
@@ -79,10 +74,8 @@ class Reductions:
             return
         while self._replace_lost(reduction):
             pass  # a slot that starts over needs its parts again
-        if reduction.failure is None:
-            self._choose_ready(reduction)
-        if reduction.failure is not None:
-            return
+        if not self._choose_ready(reduction):
+            return  # they do not fit together
         if self.could_finish(reduction):
             self._advance(reduction)
         elif not self._may_be_complete(reduction):
@@ -95,7 +88,7 @@ class Reductions:
             return
         for slot in reduction.tops():
             if (failure := self.binder.ensure(reduction, slot)) is not None:
-                self._give_up(reduction, failure)
+                self._fail(reduction, failure, ReductionState.GIVEN_UP)
                 return
         self._seal_if_decided(reduction)
 
@@ -113,7 +106,8 @@ class Reductions:
         slot = reduction.slots.get(unfit.version.ref)
         combines = slot is not None and slot.host is member and slot.version == unfit.version
         if combines or (member.node == reduction.inline_host and unfit.version == reduction.inline_version):
-            self._give_up(reduction, Failure(FailureKind.INVALID, unfit.detail, unfit.remedy, reduction.target))
+            failure = Failure(FailureKind.INVALID, unfit.detail, unfit.remedy, reduction.target)
+            self._fail(reduction, failure, ReductionState.GIVEN_UP)
 
     def adopt(self, reduction: Reduction, reports: dict[bytes, tuple[SlotReport, Member]]) -> bool:
         """Continue with the slots that an earlier directory made, if they are complete. Sources that were chosen and
@@ -152,10 +146,6 @@ class Reductions:
         if record.reduction is not None and record.reduction.failure is not None:
             self._world.marks.reductions[record.ref] = None
 
-    def cancel(self, reduction: Reduction) -> None:
-        """The target is deleted: all work for it stops."""
-        self._tear_down(reduction)
-
     # --- choosing ------------------------------------------------------------------------------------------------
 
     def _note_ready(self, reduction: Reduction) -> None:
@@ -171,7 +161,7 @@ class Reductions:
         """Whether a source can still become ready. A deleted one is not put again, but until its receivers have
         reported, one of them may have all that is needed."""
         if ref in reduction.chosen and self._table.is_deleted(ref):
-            return self._table.has_version(reduction.chosen[ref])
+            return self._table.tree_of(reduction.chosen[ref]) is not None
         return self._table.may_come(ref, seen=ref in reduction.seen)
 
     def could_finish(self, reduction: Reduction) -> bool:
@@ -189,12 +179,12 @@ class Reductions:
         return all(self._may_have_all(slot) for slot in makers)
 
     def _may_have_all(self, slot: Slot) -> bool:
-        broadcast = self._table.record(slot.ref).broadcast
+        broadcast = self._table.tree(slot.ref)
         return slot.host is None and broadcast is not None and not broadcast.is_lost()
 
     def _is_in(self, reduction: Reduction, ref: bytes) -> bool:
         """Chosen, and not needed any more: its bytes are in a slot that has them."""
-        if ref not in reduction.chosen or not self._table.is_decided_as(ref, reduction.chosen[ref]):
+        if ref not in reduction.chosen or not self._table.is_decided_as(reduction.chosen[ref]):
             return False
         slots = self.builder.slots_with(reduction, ref)
         return bool(slots) and all(self._is_in_above(reduction, ref, slot) for slot in slots)
@@ -211,8 +201,11 @@ class Reductions:
         """Whether the part is not needed any more for the slot's output."""
         return self.hosts.has_taken(reduction, slot, part) and self.hosts.is_above(reduction, slot, slot.available_from)
 
-    def _choose_ready(self, reduction: Reduction) -> None:
-        """Choose ready sources until there are enough; those of one node that are chosen together share a slot."""
+    def _choose_ready(self, reduction: Reduction) -> bool:
+        """Choose ready sources until there are enough; those of one node that are chosen together share a slot. False
+        if one does not fit."""
+        if reduction.state is not ReductionState.OPEN:
+            return False
         batch: dict[NodeId, list[bytes]] = {}
         chosen_before = len(reduction.chosen)
         for ref in reduction.ready:
@@ -221,7 +214,7 @@ class Reductions:
             if ref in reduction.chosen:
                 continue
             if not self._fits(reduction, ref):
-                return
+                return False
             reduction.chosen[ref] = self._table.version_of(ref)
             batch.setdefault(self._table.home_of(ref), []).append(ref)
             self._world.tell(
@@ -235,14 +228,13 @@ class Reductions:
             self._world.tell(reduction.target, "built in {} stripes", len(reduction.tops()[0].parts))
         else:
             self.binder.lay(reduction, self.builder.add_groups(reduction, batch))
+        return True
 
     def choose_stripes(self, reduction: Reduction) -> int:
         """More than one if it saves time, and all sources are ready: complete, decided, and not so small that they live
         in the directory."""
         if reduction.no_stripes or not all(
-            self._table.has_copy(ref)
-            and not self._table.is_undecided(ref)
-            and self._table.inline_of(ref, version) is None
+            self._table.has_copy(ref) and not self._table.is_undecided(ref) and self._table.inline_of(version) is None
             for ref, version in reduction.chosen.items()
         ):
             return 1
@@ -269,7 +261,8 @@ class Reductions:
         how = why if why is not None else f"they have {reduction.size} and {size} bytes"
         detail = f"its sources {short(first)} and {short(ref)} cannot be combined: {how}"
         remedy = "reduce objects of one shape and dtype, all in C or all in Fortran order (numpy.ascontiguousarray)"
-        self._give_up(reduction, Failure(FailureKind.INVALID, detail, remedy, reduction.target))
+        failure = Failure(FailureKind.INVALID, detail, remedy, reduction.target)
+        self._fail(reduction, failure, ReductionState.GIVEN_UP)
         return False
 
     # --- sources that are lost ----------------------------------------------------------------------------------
@@ -310,16 +303,9 @@ class Reductions:
         """Keep the order of choice: contributors are listed in it, and the result has the layout of the first."""
         if ref == next(iter(reduction.chosen)):
             _, reduction.layout = self._table.form_of(spare)
-        before, reduction.chosen = reduction.chosen, self._chosen_with(reduction, ref, spare)
+        before, new = reduction.chosen, (spare, self._table.version_of(spare))
+        reduction.chosen = dict(new if source == ref else (source, version) for source, version in before.items())
         self._versions.release_sources(before)
-
-    def _chosen_with(self, reduction: Reduction, ref: bytes, spare: bytes) -> dict[bytes, Version]:
-        return {
-            (spare if source == ref else source): (
-                self._table.version_of(spare) if source == ref else reduction.chosen[source]
-            )
-            for source in reduction.chosen
-        }
 
     def _renew(self, slot: Slot) -> None:
         """The slot's parts have changed: it and everything above begins a new version."""
@@ -335,7 +321,7 @@ class Reductions:
             return True
         if len(reduction.chosen) < reduction.spec.count or not self._versions.has_inline_room(reduction.size):
             return False
-        return all(self._table.inline_of(ref, version) is not None for ref, version in reduction.chosen.items())
+        return all(self._table.inline_of(version) is not None for version in reduction.chosen.values())
 
     def _combine_inline(self, reduction: Reduction) -> None:
         """The bytes are all here: one node combines them and sends back the result."""
@@ -352,7 +338,7 @@ class Reductions:
         reduction.inline_version = self._versions.new_version(reduction.target)
         reduction.inline_host = host.node
         self._table.involve(reduction.record, host)
-        parts = tuple(self._table.inline_of(ref, version) or b"" for ref, version in reduction.chosen.items())
+        parts = tuple(self._table.inline_of(version) or b"" for version in reduction.chosen.values())
         form = (reduction.layout, reduction.spec.op)
         self._world.send(
             host.node, CombineInline(reduction.inline_version, *form, parts, self.binder.divisor(reduction, None))
@@ -410,16 +396,13 @@ class Reductions:
         self.binder.drop_slots(reduction, keep=[reduction.target, *stripes.outlive(self._table, reduction.record)])
         self.ended(reduction)
 
-    def _give_up(self, reduction: Reduction, failure: Failure) -> None:
-        self._fail(reduction, failure, ReductionState.GIVEN_UP)
-
     def _fail(self, reduction: Reduction, failure: Failure, state: ReductionState = ReductionState.FAILED) -> None:
         reduction.move(state)
         reduction.failure = failure
         self._world.tell(reduction.target, "failed: {}", failure.detail)
         self._world.failed(reduction.target, failure)
         self._fail_waiters(reduction, failure)
-        self._tear_down(reduction)
+        self.tear_down(reduction)
         reduction.record.waiting.clear()  # they were told
 
     def _fail_waiters(self, reduction: Reduction, failure: Failure) -> None:
@@ -454,7 +437,7 @@ class Reductions:
         self._world.mark(target.ref)
 
     def _restart(self, reduction: Reduction) -> None:
-        self._tear_down(reduction)
+        self.tear_down(reduction)
         self._world.marks.reductions[reduction.target] = None
 
     def _reopen(self, reduction: Reduction) -> None:
@@ -477,7 +460,8 @@ class Reductions:
             remedy = "reduce other sources into another ref: deleted objects do not come back"
         return Failure(FailureKind.LOST, detail, remedy, reduction.target)
 
-    def _tear_down(self, reduction: Reduction) -> None:
+    def tear_down(self, reduction: Reduction) -> None:
+        """All work for the target stops."""
         self.binder.drop_slots(reduction)
         chosen, reduction.chosen = reduction.chosen, {}
         self._versions.release_sources(chosen)

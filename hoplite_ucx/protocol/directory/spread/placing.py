@@ -1,7 +1,6 @@
 """Places the nodes that wait for an object in its tree, or lets them assemble it from stripes."""
 
 from hoplite_ucx.protocol.directory.records import Record
-from hoplite_ucx.protocol.directory.spread.stripes import tree_of
 from hoplite_ucx.protocol.directory.table import Table
 
 
@@ -26,7 +25,7 @@ def _assemble(table: Table, record: Record) -> None:
         return
     seats = {node: seat for seat, node in enumerate(record.reduction.ring() if record.reduction is not None else ())}
     for stripe in target.stripes:
-        output, tree = table.records[stripe.version.ref], tree_of(table, stripe)
+        output, tree = table.records[stripe.version.ref], table.live_tree(stripe.version.ref)
         end = seats.get(output.slot.prefers, 0) if output.slot is not None else 0
         distance = {node: (seat - end) % len(seats) for node, seat in seats.items()}
         behind = None if tree.getters() else tree.producer  # a late node is placed like any other

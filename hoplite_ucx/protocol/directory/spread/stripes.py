@@ -20,7 +20,7 @@ from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.messages import BIND_ALIGNMENT, Drop, Sealed, Stripe
+from hoplite_ucx.protocol.messages import BIND_ALIGNMENT, Drop, Sealed
 
 
 def cuts(size: int, count: int) -> list[tuple[int, int]]:
@@ -37,7 +37,7 @@ def leave(table: Table, target: Broadcast, member: Member, number: int) -> None:
         return
     for stripe in target.stripes:
         output = table.records[stripe.version.ref]
-        tree = tree_of(table, stripe)
+        tree = table.live_tree(stripe.version.ref)
         makes_it = output.slot is not None and output.slot.host is member
         if not makes_it and (member.node in tree.copies or member.node in tree.receivers):
             tree.remove(member.node)
@@ -54,7 +54,7 @@ def outlive(table: Table, record: Record) -> list[bytes]:
         target.stripes = ()
         return []
     for stripe in target.stripes:
-        output, tree = table.records[stripe.version.ref], tree_of(table, stripe)
+        output, tree = table.records[stripe.version.ref], table.live_tree(stripe.version.ref)
         output.reduction = output.slot = None
         output.stripe_of = record.ref
         output.decided = stripe.version
@@ -87,9 +87,3 @@ def end(table: Table, target: Broadcast) -> None:
         output = table.records[stripe.version.ref]
         table.reset(output)
         output.stripe_of = output.decided = None
-
-
-def tree_of(table: Table, stripe: Stripe) -> Broadcast:
-    tree = table.records[stripe.version.ref].broadcast
-    assert tree is not None
-    return tree
