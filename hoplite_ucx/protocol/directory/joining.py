@@ -64,7 +64,7 @@ class Joining:
             version = broadcast.version
             for key in broadcast.keys_of(node):
                 if version not in held and (version, key) not in received:
-                    broadcast.forget(key)
+                    broadcast.remove(key)
             if not (version in announced or (version, node) in received or record.put in offered):
                 broadcast.remove(node)
 
@@ -137,6 +137,6 @@ class Joining:
             return
         # It continues even if others have it all by now: its last bytes, and that it has them, may be on their way to
         # us.
-        broadcast.forget(member.node)
+        broadcast.remove(member.node)
         self._table.involve(self._table.records[version.ref], member)
         broadcast.produce(member)

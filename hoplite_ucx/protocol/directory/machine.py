@@ -135,7 +135,7 @@ class Directory:
         self.retiring = self.retiring_type(self.table)
         self._sweep_due = 0.0
         self._handlers: dict[type, Callable[[Member, Any], None]] = {
-            Leave: self._on_leave,
+            Leave: lambda member, _: self._remove_member(member, "left"),
             Retire: lambda member, _: self.retiring.begin(member),
             Heartbeat: self._on_heartbeat,
             Put: self.objects.offer,
@@ -326,19 +326,12 @@ class Directory:
         for ref in join.wants:
             self._on_want(member, Want(ref))
         self._watch(member, join.watches)
-        for delete in join.deletes:
-            self._on_delete(member, delete)
-        for reduce in join.reduces:
-            self._on_reduce(member, reduce)
+        for call in (*join.deletes, *join.reduces):
+            self._handlers[type(call)](member, call)
         for reduce in join.submitted:
             self._remember_reduction(member, reduce, survivor=join.incarnation < self.incarnation)
-        for ask in join.asks:
-            self._on_ask(member, ask)
-        for question in join.questions:
-            self._on_describe(member, question)
-
-    def _on_leave(self, member: Member, _: Leave) -> None:
-        self._remove_member(member, "left", fence=True)
+        for question in (*join.asks, *join.questions):
+            self._handlers[type(question)](member, question)
 
     def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
         if heartbeat.round_trip:
@@ -401,9 +394,9 @@ class Directory:
     def _declare_dead(self, member: Member, why: str) -> None:
         self.world.tally.deaths += 1
         self.world.died(member.node, why, next(reversed(member.refs), None))
-        self._remove_member(member, f"dead: {why}", fence=True)
+        self._remove_member(member, f"dead: {why}")
 
-    def _remove_member(self, member: Member, why: str, *, fence: bool) -> None:
+    def _remove_member(self, member: Member, why: str) -> None:
         node = member.node
         touched = [self.records[ref] for ref in member.refs]
         for record in touched:
@@ -415,7 +408,7 @@ class Directory:
                 record.broadcast.forget_node(node)
             if record.slot is not None and record.reduction is not None and record.slot.host is member:
                 self.reductions.binder.unbind(record.slot)
-        self.members.remove(member, fence=fence)
+        self.members.remove(member)
         self._recovery.forget(member)
         self.retiring.forget(member)
         for record in touched:
@@ -664,7 +657,7 @@ class Directory:
         if record.reduction is None or slot is None or slot.host is not member:
             self.world.send(member.node, Drop(bound.version))  # given to it by an earlier directory, or not needed now
             if member.node in broadcast.receivers:  # for the slot it gave up the bytes it had received
-                broadcast.forget(member.node)
+                broadcast.remove(member.node)
                 self.objects.serve(record, member)
         elif slot.number == bound.number and not slot.bound:
             self.reductions.binder.taken(slot, {version.ref for version in bound.missing})
@@ -676,7 +669,7 @@ class Directory:
             slot.consumed.add(consumed.version.ref)
         self._recovery.consumed(member, consumed.version.ref, consumed.into)
         if (tree := self.table.tree_of(consumed.version)) is not None:
-            tree.forget(receiver_key(member.node, consumed.into))
+            tree.remove(receiver_key(member.node, consumed.into))
 
     def _on_combined_inline(self, member: Member, combined: CombinedInline) -> None:
         record = self.records.get(combined.version.ref)

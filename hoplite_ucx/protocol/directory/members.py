@@ -153,7 +153,8 @@ class Members:
                 self.suspect(member)
         return expired
 
-    def remove(self, member: Member, *, fence: bool) -> None:
+    def remove(self, member: Member) -> None:
+        """It is dead or has left, and is fenced."""
         del self._members[member.node]
         self._world.measuring.forget(member.node)
         self._world.timers.cancel(("probe", member.node))
@@ -165,8 +166,7 @@ class Members:
             self._nics[member.host] = (nic, users - 1)
         else:
             del self._nics[member.host]
-        if fence:
-            self._fenced[identity] = max(generation_of(member.node), self._fenced.get(identity, -1))
-            while len(self._fenced) > _FENCES_KEPT:
-                self._fenced.popitem(last=False)
+        self._fenced[identity] = max(generation_of(member.node), self._fenced.get(identity, -1))
+        while len(self._fenced) > _FENCES_KEPT:
+            self._fenced.popitem(last=False)
         self._world.emit(Disconnect(member.node))

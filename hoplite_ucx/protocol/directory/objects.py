@@ -230,5 +230,5 @@ class Objects:
         for node in dict.fromkeys([*told, *getters]):
             self._world.send(node, Failed(record.ref, failure))
         for node in getters:
-            broadcast.forget(node)
+            broadcast.remove(node)
             self._world.send(node, Drop(broadcast.version))

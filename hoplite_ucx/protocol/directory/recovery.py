@@ -189,7 +189,7 @@ class Recovery:
             into = self._table.records.get(key[1])
             slot = into.slot if into is not None else None
             if slot is None or slot.host is None or slot.host.node != key[0] or record.ref in slot.consumed:
-                broadcast.forget(key)
+                broadcast.remove(key)
         if not broadcast.sealed and record.slot is None:
             self._world.tell(record.ref, "{} was undecided, and its reduction is unknown", broadcast.version)
             self._versions.end_version(record, lost(record.ref), also=record.waiting)

@@ -66,7 +66,7 @@ class Table:
 
     def unfeed(self, part: bytes, node: NodeId, slot: bytes) -> None:
         if (tree := self.tree(part)) is not None:
-            tree.forget(receiver_key(node, slot))
+            tree.remove(receiver_key(node, slot))
 
     def tell_ready(self, record: Record) -> None:
         """A get would return at once, with a value or a failure."""

@@ -70,7 +70,7 @@ class Versions:
         """A slot's output begins to grow at its host, whose own gets will find it there."""
         assert record.broadcast is not None
         if host.node in record.broadcast.receivers:
-            record.broadcast.forget(host.node)
+            record.broadcast.remove(host.node)
             if not record.is_stripe():  # else it was for a target that starts over there
                 record.waiting[host.node] = host
         record.broadcast.produce(host, start)

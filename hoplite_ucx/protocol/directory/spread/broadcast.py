@@ -217,17 +217,18 @@ class Broadcast:
         elif above.depth:
             self._world.measuring.hop(now - above.finish, self.pool.granule, min(above.nic.up, nic.down))
 
-    def remove(self, node: NodeId) -> None:
-        """The node neither has nor gets the version any more: its receivers are halted and placed again."""
-        if node in self.copies:
-            del self.copies[node]
-        elif node == self.producer:
+    def remove(self, key: ReceiverKey) -> None:
+        """The node, or its slot, neither has nor gets the version any more: its receivers are halted and placed
+        again."""
+        if key in self.copies:
+            del self.copies[key]
+        elif key == self.producer:
             self.producer = None
-        elif node in self.receivers:
-            self._detach(self._forget_receiver(node))
+        elif key in self.receivers:
+            self._detach(self._forget_receiver(key))
         else:
             return
-        self._drop_location(node)
+        self._drop_location(key)
         self._halt_if_rootless()
         self._changed()
 
@@ -236,17 +237,7 @@ class Broadcast:
 
     def forget_node(self, node: NodeId) -> None:
         """The node is gone, with its copy and with its slots."""
-        self.remove(node)
-        for key in self.keys_of(node):
-            self.forget(key)
-
-    def forget(self, key: ReceiverKey) -> None:
-        """The receiver does not want it any more."""
-        if isinstance(key, tuple):
-            if key in self.receivers:
-                self._detach(self._forget_receiver(key))
-                self._changed()
-        else:
+        for key in (node, *self.keys_of(node)):
             self.remove(key)
 
     def has_good_copy(self, besides: NodeId) -> bool:
@@ -409,7 +400,7 @@ class Broadcast:
     def _reported(self, receiver: Receiver, watermark: int, wanted: bool) -> None:
         self._to_waiting(receiver, watermark)
         if not wanted:
-            self.forget(receiver.key)
+            self.remove(receiver.key)
 
     # --- placing -----------------------------------------------------------------------------------------------
 
@@ -647,7 +638,7 @@ class Broadcast:
         self._expected.discard(key)
         return receiver
 
-    def _drop_location(self, node: NodeId) -> None:
+    def _drop_location(self, node: ReceiverKey) -> None:
         """A node that is not a location any more leaves the pool; its children must find another sender."""
         if self.inline is not None or node not in self.pool.locations:
             return
