@@ -11,6 +11,7 @@ Handlers change state only after they have checked their message; a message that
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, Self
 
+from hoplite_ucx.protocol import messages
 from hoplite_ucx.protocol.directory import tombstones
 from hoplite_ucx.protocol.directory.joining import Joining
 from hoplite_ucx.protocol.directory.members import Member, Members
@@ -39,56 +40,6 @@ from hoplite_ucx.protocol.events import (
 )
 from hoplite_ucx.protocol.ids import NodeId, Version, label, receiver_key
 from hoplite_ucx.protocol.lookups import Answer
-from hoplite_ucx.protocol.messages import (
-    PROTOCOL,
-    Aborted,
-    Alive,
-    Ask,
-    Bound,
-    CombinedInline,
-    Completed,
-    Consumed,
-    Contributors,
-    Declined,
-    Delete,
-    Deleted,
-    Describe,
-    Described,
-    Description,
-    Drop,
-    Evict,
-    EvictAnswer,
-    Eviction,
-    Failed,
-    Fenced,
-    Halted,
-    Heartbeat,
-    Join,
-    Leave,
-    ObjectState,
-    Over,
-    Poll,
-    Polled,
-    Put,
-    PutRefused,
-    Ready,
-    Reduce,
-    Reduced,
-    Rejected,
-    Retire,
-    StreamFailed,
-    StreamFault,
-    ToDirectory,
-    Unfit,
-    Unhandled,
-    Unwant,
-    Unwatch,
-    Want,
-    Watch,
-    Welcome,
-    asked_in,
-    malformed,
-)
 from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.protocol.settings import Settings
 
@@ -135,29 +86,29 @@ class Directory:
         self.retiring = self.retiring_type(self.table)
         self._sweep_due = 0.0
         self._handlers: dict[type, Callable[[Member, Any], None]] = {
-            Leave: lambda member, _: self._remove_member(member, "left"),
-            Retire: lambda member, _: self.retiring.begin(member),
-            Heartbeat: self._on_heartbeat,
-            Put: self.objects.offer,
-            Completed: lambda member, message: self.objects.completed(member, message.version),
-            Aborted: self._on_aborted,
-            Want: self._on_want,
-            Unwant: self._on_unwant,
-            StreamFailed: self._on_stream_failed,
-            Halted: self._on_halted,
-            Declined: self._on_declined,
-            Evict: self._on_evict,
-            Watch: self._on_watch,
-            Unwatch: self._on_unwatch,
-            Delete: self._on_delete,
-            Reduce: self._on_reduce,
-            Ask: self._on_ask,
-            Describe: self._on_describe,
-            Poll: self._on_poll,
-            Bound: self._on_bound,
-            Consumed: self._on_consumed,
-            CombinedInline: self._on_combined_inline,
-            Unfit: self._on_unfit,
+            messages.Leave: lambda member, _: self._remove_member(member, "left"),
+            messages.Retire: lambda member, _: self.retiring.begin(member),
+            messages.Heartbeat: self._on_heartbeat,
+            messages.Put: self.objects.offer,
+            messages.Completed: lambda member, message: self.objects.completed(member, message.version),
+            messages.Aborted: self._on_aborted,
+            messages.Want: self._on_want,
+            messages.Unwant: self._on_unwant,
+            messages.StreamFailed: self._on_stream_failed,
+            messages.Halted: self._on_halted,
+            messages.Declined: self._on_declined,
+            messages.Evict: self._on_evict,
+            messages.Watch: self._on_watch,
+            messages.Unwatch: self._on_unwatch,
+            messages.Delete: self._on_delete,
+            messages.Reduce: self._on_reduce,
+            messages.Ask: self._on_ask,
+            messages.Describe: self._on_describe,
+            messages.Poll: self._on_poll,
+            messages.Bound: self._on_bound,
+            messages.Consumed: self._on_consumed,
+            messages.CombinedInline: self._on_combined_inline,
+            messages.Unfit: self._on_unfit,
         }
 
     def recover(self, now: float) -> None:
@@ -196,10 +147,10 @@ class Directory:
     def farewell(self, event: DirectoryEvent, failure: Failure) -> list[DirectoryEffect]:
         """What a machine that raised sends before its sessions end: failures to the calls that it was handling, so that
         the nodes' `Join` does not repeat them."""
-        calls, refs = asked_in(event.message) if isinstance(event, FromNode) else ((), ())
+        calls, refs = messages.asked_in(event.message) if isinstance(event, FromNode) else ((), ())
         if not isinstance(event, FromNode) or not (calls or refs):
             return []
-        return [SendNode(event.node, Unhandled(failure, calls, refs))]
+        return [SendNode(event.node, messages.Unhandled(failure, calls, refs))]
 
     def look(self, ref: bytes) -> Answer:
         """The answer to a reader about a ref. This changes nothing, and may come between any two events."""
@@ -248,7 +199,7 @@ class Directory:
         """The last deaths, losses and failures."""
         return list(self.world.incidents)
 
-    def describe(self, ref: bytes) -> Description:
+    def describe(self, ref: bytes) -> messages.Description:
         return self.objects.describe(ref)
 
     def story(self, ref: bytes) -> list[tuple[float, str]]:
@@ -256,27 +207,28 @@ class Directory:
 
     # --- members -----------------------------------------------------------------------------------------------
 
-    def _on_message(self, node: NodeId, message: ToDirectory) -> None:
-        if isinstance(message, Join):
+    def _on_message(self, node: NodeId, message: messages.ToDirectory) -> None:
+        if isinstance(message, messages.Join):
             self._on_join(node, message)
             return
         member = self.members.get(node)
         if member is None:
             if self.members.is_fenced(node):
-                self.world.send(node, Fenced(node))
+                self.world.send(node, messages.Fenced(node))
             else:
                 self._reject(node, FailureKind.STALE, f"{label(node)} has not joined", "join first")
             return
         handler = self._handlers.get(type(message))
         if handler is None:
-            self.world.send(node, Rejected(malformed(f"{type(message).__name__} is not for the directory")))
+            problem = messages.malformed(f"{type(message).__name__} is not for the directory")
+            self.world.send(node, messages.Rejected(problem))
             return
         self.members.heard(member, self.world.now)
         handler(member, message)
 
-    def _on_join(self, node: NodeId, join: Join) -> None:
-        if join.protocol != PROTOCOL:
-            detail = f"it speaks protocol {join.protocol}, and the directory speaks {PROTOCOL}"
+    def _on_join(self, node: NodeId, join: messages.Join) -> None:
+        if join.protocol != messages.PROTOCOL:
+            detail = f"it speaks protocol {join.protocol}, and the directory speaks {messages.PROTOCOL}"
             remedy = "run the same version of hoplite-ucx everywhere"
             self._reject(node, FailureKind.INVALID, detail, remedy)
         elif join.cluster != self.cluster:
@@ -290,7 +242,7 @@ class Directory:
                 node, FailureKind.INVALID, f"{label(node)} joins as {label(join.node)}", "join under its own identity"
             )
         elif self.members.is_fenced(node):
-            self.world.send(node, Fenced(node))
+            self.world.send(node, messages.Fenced(node))
             self.world.emit(Disconnect(node))
         elif (wait := max(self._probation.left(who, self.world.now) for who in (node, None))) > 0:
             detail = f"this directory failed {self._times_failed(node)} times; it takes {label(node)} in {wait:.1f} s"
@@ -304,7 +256,7 @@ class Directory:
                 self._set_sweep()
             self._recovery.expect(join)
             population = self._recovery.population(len(self.members))
-            self.world.send(node, Welcome(self.incarnation, self.cluster, self.settings, population))
+            self.world.send(node, messages.Welcome(self.incarnation, self.cluster, self.settings, population))
             self._joining.reconcile(member, join)
             self._repeat_calls(member, join)
             self.world.marks.supply = True
@@ -315,7 +267,7 @@ class Directory:
     def _times_failed(self, node: NodeId) -> int:
         return max(self._probation.times(who) for who in (node, None))
 
-    def _repeat_calls(self, member: Member, join: Join) -> None:
+    def _repeat_calls(self, member: Member, join: messages.Join) -> None:
         """Calls that the node still waits for are handled again: their answers may have been lost."""
         for tombstone in join.tombstones:
             earlier = tombstone.incarnation < self.incarnation and not self.world.recovering
@@ -324,7 +276,7 @@ class Directory:
         for put in join.puts:
             self.objects.offer(member, put)
         for ref in join.wants:
-            self._on_want(member, Want(ref))
+            self._on_want(member, messages.Want(ref))
         self._watch(member, join.watches)
         for call in (*join.deletes, *join.reduces):
             self._handlers[type(call)](member, call)
@@ -333,10 +285,10 @@ class Directory:
         for question in (*join.asks, *join.questions):
             self._handlers[type(question)](member, question)
 
-    def _on_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
+    def _on_heartbeat(self, member: Member, heartbeat: messages.Heartbeat) -> None:
         if heartbeat.round_trip:
             self.world.measuring.round_trip(member.node, heartbeat.round_trip)
-        self.world.send(member.node, Alive(self._recovery.population(len(self.members))))
+        self.world.send(member.node, messages.Alive(self._recovery.population(len(self.members))))
         for progress in heartbeat.progress:
             if (tree := self.table.tree_of(progress.version)) is not None:
                 tree.advanced(receiver_key(member.node, progress.into), progress.watermark)
@@ -416,26 +368,26 @@ class Directory:
                 self.reductions.node_lost(record.reduction, node)
 
     def _reject(self, node: NodeId, kind: FailureKind, detail: str, remedy: str) -> None:
-        self.world.send(node, Rejected(Failure(kind, detail, remedy)))
+        self.world.send(node, messages.Rejected(Failure(kind, detail, remedy)))
 
     # --- put and get -------------------------------------------------------------------------------------------
 
-    def _on_aborted(self, member: Member, aborted: Aborted) -> None:
+    def _on_aborted(self, member: Member, aborted: messages.Aborted) -> None:
         broadcast = self.table.current(member, aborted.version)
         if broadcast is not None:
             broadcast.aborted = broadcast.producer == member.node
             broadcast.remove(member.node)
 
-    def _on_want(self, member: Member, want: Want) -> None:
+    def _on_want(self, member: Member, want: messages.Want) -> None:
         record = self.table.record(want.ref)
         if record.deleted or self._recovery.is_buried(want.ref):
-            self.world.send(member.node, Failed(want.ref, deleted(want.ref)))
+            self.world.send(member.node, messages.Failed(want.ref, deleted(want.ref)))
             self.world.mark(want.ref)
             return
         self.table.involve(record, member)
         self.objects.serve(record, member)
 
-    def _on_unwant(self, member: Member, unwant: Unwant) -> None:
+    def _on_unwant(self, member: Member, unwant: messages.Unwant) -> None:
         record = self.records.get(unwant.ref)
         if record is None:
             return
@@ -444,24 +396,24 @@ class Directory:
             record.broadcast.unwant(member.node)
         self.world.mark(unwant.ref)
 
-    def _on_stream_failed(self, member: Member, failed: StreamFailed) -> None:
+    def _on_stream_failed(self, member: Member, failed: messages.StreamFailed) -> None:
         broadcast = self._reported_tree(member, failed)
         if broadcast is None:
             return
         sender = self.members.get(failed.sender)
-        if sender is not None and failed.fault in (StreamFault.BROKEN, StreamFault.STALLED):
-            self.members.suspect(sender, broke=failed.fault is StreamFault.BROKEN)
+        if sender is not None and failed.fault in (messages.StreamFault.BROKEN, messages.StreamFault.STALLED):
+            self.members.suspect(sender, broke=failed.fault is messages.StreamFault.BROKEN)
         if not failed.into:
             stripes.leave(self.table, broadcast, member, failed.number)
         key = receiver_key(member.node, failed.into)
         broadcast.failed(key, failed.number, failed.watermark, failed.fault, failed.wanted)
 
-    def _on_halted(self, member: Member, halted: Halted) -> None:
+    def _on_halted(self, member: Member, halted: messages.Halted) -> None:
         broadcast = self._reported_tree(member, halted)
         if broadcast is not None:
             broadcast.halted(receiver_key(member.node, halted.into), halted.number, halted.watermark, halted.wanted)
 
-    def _reported_tree(self, member: Member, report: StreamFailed | Halted) -> Broadcast | None:
+    def _reported_tree(self, member: Member, report: messages.StreamFailed | messages.Halted) -> Broadcast | None:
         """The tree in which the node reports a watermark, unless that cannot be true."""
         broadcast = self.table.current(member, report.version)
         if broadcast is None or report.watermark <= broadcast.size:
@@ -470,7 +422,7 @@ class Directory:
         self.world.blame(member.node, report.version.ref, detail)
         return None
 
-    def _on_declined(self, member: Member, declined: Declined) -> None:
+    def _on_declined(self, member: Member, declined: messages.Declined) -> None:
         broadcast = self.table.current(member, declined.version)
         if broadcast is None:
             return
@@ -490,7 +442,7 @@ class Directory:
 
     # --- wait, evict, delete -----------------------------------------------------------------------------------
 
-    def _on_watch(self, member: Member, watch: Watch) -> None:
+    def _on_watch(self, member: Member, watch: messages.Watch) -> None:
         if not self._are_too_many(member, watch.refs):
             self._watch(member, watch.refs)
 
@@ -503,7 +455,7 @@ class Directory:
     def _watch(self, member: Member, refs: tuple[bytes, ...]) -> None:
         ready = []
         for ref in refs:
-            if self.table.state_of(ref) in (ObjectState.READY, ObjectState.DELETED):
+            if self.table.state_of(ref) in (messages.ObjectState.READY, messages.ObjectState.DELETED):
                 ready.append(ref)
             else:
                 record = self.table.record(ref)
@@ -511,29 +463,29 @@ class Directory:
                 self.table.involve(record, member)
                 self.reductions.awaited(record)
         if ready:
-            self.world.send(member.node, Ready(tuple(ready)))
+            self.world.send(member.node, messages.Ready(tuple(ready)))
 
-    def _on_unwatch(self, member: Member, unwatch: Unwatch) -> None:
+    def _on_unwatch(self, member: Member, unwatch: messages.Unwatch) -> None:
         for ref in unwatch.refs:
             record = self.records.get(ref)
             if record is not None and record.watchers.pop(member.node, None) is not None:
                 self.world.mark(ref)
 
-    def _on_evict(self, member: Member, evict: Evict) -> None:
+    def _on_evict(self, member: Member, evict: messages.Evict) -> None:
         record = self.records.get(evict.version.ref)
         broadcast = record.broadcast if record is not None else None
         if broadcast is None or broadcast.version != evict.version:
-            answer = Eviction.GRANTED  # a version that is over
+            answer = messages.Eviction.GRANTED  # a version that is over
         elif record is not None and stripes.is_used(self.table, record, member.node):
-            answer = Eviction.IN_USE
+            answer = messages.Eviction.IN_USE
         else:
             answer = broadcast.evict(member.node)
             self.world.tell(evict.version.ref, "{} asks to evict it: {}", label(member.node), answer.value)
-            if record is not None and answer is Eviction.GRANTED:
+            if record is not None and answer is messages.Eviction.GRANTED:
                 record.waiting.pop(member.node, None)
-        self.world.send(member.node, EvictAnswer(evict.version, answer))
+        self.world.send(member.node, messages.EvictAnswer(evict.version, answer))
 
-    def _on_delete(self, member: Member, delete: Delete) -> None:
+    def _on_delete(self, member: Member, delete: messages.Delete) -> None:
         if self._are_too_many(member, delete.refs):
             return
         if self.world.recovering:
@@ -541,7 +493,7 @@ class Directory:
             return
         for ref in delete.refs:
             self._delete(ref, member)
-        self.world.send(member.node, Deleted(delete.call))
+        self.world.send(member.node, messages.Deleted(delete.call))
 
     def _delete(self, ref: bytes, member: Member) -> None:
         if self.table.is_deleted(ref):
@@ -553,7 +505,7 @@ class Directory:
         self.world.tell(ref, "deleted by {}", label(member.node))
         self.objects.bury(record)
         for putter, put in record.deferred:
-            self.world.send(putter, PutRefused(put.call, deleted(record.ref)))
+            self.world.send(putter, messages.PutRefused(put.call, deleted(record.ref)))
         record.deferred.clear()
         failure = deleted(record.ref)
         reduction = record.reduction
@@ -574,9 +526,9 @@ class Directory:
 
     # --- reduce ------------------------------------------------------------------------------------------------
 
-    def _on_reduce(self, member: Member, reduce: Reduce) -> None:
+    def _on_reduce(self, member: Member, reduce: messages.Reduce) -> None:
         failure = refuse_reduce(self.table, reduce)
-        self.world.send(member.node, Reduced(reduce.call, failure))
+        self.world.send(member.node, messages.Reduced(reduce.call, failure))
         if failure is not None:
             return
         record = self.table.record(reduce.target)
@@ -584,11 +536,11 @@ class Directory:
             record.reduction.requesters[member.node] = None
             self.reductions.retry(record.reduction)
         elif record.spec is not None and record.broadcast is not None:
-            self.world.send(member.node, Over(reduce.target))  # only after a loss it is done again
+            self.world.send(member.node, messages.Over(reduce.target))  # only after a loss it is done again
         else:
             self._begin_reduction(record, member, reduce)
 
-    def _remember_reduction(self, member: Member, reduce: Reduce, *, survivor: bool) -> None:
+    def _remember_reduction(self, member: Member, reduce: messages.Reduce, *, survivor: bool) -> None:
         """A node still knows of a reduction. If this directory does not know it, it is decided, unless it belongs to an
         earlier directory."""
         record = self.table.record(reduce.target)
@@ -597,10 +549,10 @@ class Directory:
         elif survivor and record.decided is None and refuse_reduce(self.table, reduce) is None:
             self._begin_reduction(record, member, reduce)
         else:
-            self.world.send(member.node, Over(reduce.target))
+            self.world.send(member.node, messages.Over(reduce.target))
             self.world.mark(reduce.target)
 
-    def _begin_reduction(self, record: Record, member: Member, reduce: Reduce) -> None:
+    def _begin_reduction(self, record: Record, member: Member, reduce: messages.Reduce) -> None:
         record.spec = reduce
         record.contributors = record.decided = None
         once = not reduce.everywhere
@@ -615,54 +567,55 @@ class Directory:
         self.world.mark(reduce.target)
         self.world.marks.reductions[reduce.target] = None
 
-    def _on_ask(self, member: Member, ask: Ask) -> None:
+    def _on_ask(self, member: Member, ask: messages.Ask) -> None:
         record = self.records.get(ask.ref)
         if self.world.recovering:
             self._recovery.postponed.append((member.node, ask))
         elif self.table.is_deleted(ask.ref):
-            self.world.send(member.node, Contributors(ask.call, (), deleted(ask.ref)))
+            self.world.send(member.node, messages.Contributors(ask.call, (), deleted(ask.ref)))
         elif record is None or record.spec is None:
             failure = invalid(ask.ref, "it is not the target of a reduction")
-            self.world.send(member.node, Contributors(ask.call, (), failure))
+            self.world.send(member.node, messages.Contributors(ask.call, (), failure))
         elif record.contributors is not None:
-            self.world.send(member.node, Contributors(ask.call, tuple(record.contributors)))
+            self.world.send(member.node, messages.Contributors(ask.call, tuple(record.contributors)))
         else:
             record.askers[(member.node, ask.call)] = None
             self.table.involve(record, member)
             self.reductions.awaited(record)
 
-    def _on_describe(self, member: Member, question: Describe) -> None:
+    def _on_describe(self, member: Member, question: messages.Describe) -> None:
         if self.world.recovering:
             self._recovery.postponed.append((member.node, question))
         else:
             known = tuple(self.objects.describe(ref) for ref in question.refs)
-            self.world.send(member.node, Described(question.call, known))
+            self.world.send(member.node, messages.Described(question.call, known))
 
-    def _on_poll(self, member: Member, poll: Poll) -> None:
+    def _on_poll(self, member: Member, poll: messages.Poll) -> None:
         if self.world.recovering:
             self._recovery.postponed.append((member.node, poll))  # it is not known yet what exists
             return
         record = self.records.get(poll.ref) if poll.ref is not None else None
         if record is not None and record.askers.pop((member.node, poll.call), poll) is None:
             self.world.mark(record.ref)
-        state = self.table.state_of(poll.ref) if poll.ref is not None else ObjectState.UNKNOWN
-        self.world.send(member.node, Polled(poll.call, state))
+        state = self.table.state_of(poll.ref) if poll.ref is not None else messages.ObjectState.UNKNOWN
+        self.world.send(member.node, messages.Polled(poll.call, state))
 
-    def _on_bound(self, member: Member, bound: Bound) -> None:
+    def _on_bound(self, member: Member, bound: messages.Bound) -> None:
         broadcast = self.table.current(member, bound.version)
         if broadcast is None:
             return
         record = self.records[bound.version.ref]
         slot = record.slot
         if record.reduction is None or slot is None or slot.host is not member:
-            self.world.send(member.node, Drop(bound.version))  # given to it by an earlier directory, or not needed now
+            # Given to it by an earlier directory, or not needed now.
+            self.world.send(member.node, messages.Drop(bound.version))
             if member.node in broadcast.receivers:  # for the slot it gave up the bytes it had received
                 broadcast.remove(member.node)
                 self.objects.serve(record, member)
         elif slot.number == bound.number and not slot.bound:
             self.reductions.binder.taken(slot, {version.ref for version in bound.missing})
 
-    def _on_consumed(self, member: Member, consumed: Consumed) -> None:
+    def _on_consumed(self, member: Member, consumed: messages.Consumed) -> None:
         slot_record = self.records.get(consumed.into)
         slot = slot_record.slot if slot_record is not None else None
         if slot is not None and slot.host is member and consumed.version.ref in slot.parts:
@@ -671,14 +624,14 @@ class Directory:
         if (tree := self.table.tree_of(consumed.version)) is not None:
             tree.remove(receiver_key(member.node, consumed.into))
 
-    def _on_combined_inline(self, member: Member, combined: CombinedInline) -> None:
+    def _on_combined_inline(self, member: Member, combined: messages.CombinedInline) -> None:
         record = self.records.get(combined.version.ref)
         if record is not None and record.reduction is not None:
             self.reductions.inline_result(record.reduction, member, combined)
         if combined.kept:
             self.table.current(member, combined.version)  # if it came too late, the node is told to drop it
 
-    def _on_unfit(self, member: Member, unfit: Unfit) -> None:
+    def _on_unfit(self, member: Member, unfit: messages.Unfit) -> None:
         record = self.records.get(unfit.version.ref)
         if record is not None and record.reduction is not None:
             self.reductions.unfit(record.reduction, member, unfit)

@@ -30,18 +30,15 @@ class Recovery:
         self._versions = versions
         self._objects = objects
         self._world = table.world
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is heard yet, or all of it is decided."""
         self._slots: dict[bytes, dict[bytes, tuple[SlotReport, Member]]] = {}  # by target and by the slot's ref
         self.tombstones: dict[bytes, tuple[Tombstone, Member]] = {}
         self.postponed: list[tuple[NodeId, Delete | Ask | Describe | Poll]] = []
         self._expected = (0, 0)  # the last directory that any node knew, and how many nodes it had
         self._heard: set[NodeId] = set()
-
-    def reset(self) -> None:
-        self._slots.clear()
-        self.tombstones.clear()
-        self.postponed = []
-        self._heard.clear()
-        self._expected = (0, 0)
 
     # --- while nodes are heard ---------------------------------------------------------------------------------
 

@@ -63,11 +63,9 @@ class Settling:
 
     def _mark_starving(self) -> None:
         """A node can send again. For any object, running streams come before possible ones."""
-        trees = [self._table.records[ref].broadcast for ref in self._table.starving]
-        for tree in trees:
-            if tree is not None:
-                tree.link_adopted()
-                tree.look_for_senders()
+        for tree in [self._table.live_tree(ref) for ref in self._table.starving]:
+            tree.link_adopted()
+            tree.look_for_senders()
 
     def _settle_record(self, record: Record) -> None:
         broadcast = record.broadcast

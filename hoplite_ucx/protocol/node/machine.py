@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hoplite_ucx.protocol import messages
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
     CancelCall,
@@ -41,42 +42,6 @@ from hoplite_ucx.protocol.events import (
     WaitCall,
 )
 from hoplite_ucx.protocol.ids import NO_SLOT, CallId, NodeId, StreamId, Version, label, next_life
-from hoplite_ucx.protocol.messages import (
-    PROTOCOL,
-    Alive,
-    Assemble,
-    Bind,
-    CombineInline,
-    Contributors,
-    Copy,
-    Deleted,
-    Described,
-    Drop,
-    EvictAnswer,
-    Failed,
-    Fenced,
-    Halt,
-    Heartbeat,
-    Inline,
-    Join,
-    MayLeave,
-    Over,
-    Place,
-    Polled,
-    PutAccepted,
-    PutRefused,
-    Ready,
-    Reduced,
-    Rejected,
-    Retire,
-    Sealed,
-    StreamCancel,
-    StreamRefused,
-    StreamRequest,
-    StreamStatus,
-    Unhandled,
-    Welcome,
-)
 from hoplite_ucx.protocol.node.calls import Calls
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
@@ -243,7 +208,7 @@ class NodeState:
         """Those that send, or wait for their turn."""
         return list(self.serving.streams)
 
-    def request_of(self, stream: StreamId) -> StreamRequest | None:
+    def request_of(self, stream: StreamId) -> messages.StreamRequest | None:
         """What the receiver of a stream that is served here asked for."""
         outgoing = self.serving.streams.get(stream)
         return outgoing.request if outgoing is not None else None
@@ -284,8 +249,8 @@ class NodeState:
         partials, wants = self.fetching.announce()
         pending = self.calls.announce()
         self._context.tell_directory(
-            Join(
-                PROTOCOL,
+            messages.Join(
+                messages.PROTOCOL,
                 profile.cluster,
                 self._context.incarnation,
                 self.node,
@@ -297,7 +262,7 @@ class NodeState:
                 profile.streams_out,
                 self._members,
                 copies=tuple(
-                    Copy(version, holding.size, holding.layout, holding.sealed, holding.origin, holding.piece)
+                    messages.Copy(version, holding.size, holding.layout, holding.sealed, holding.origin, holding.piece)
                     for version, holding in self.memory.holdings.items()
                     if holding.phase is Phase.COMPLETE
                 ),
@@ -318,7 +283,7 @@ class NodeState:
         self.calls.poll_again()
         self.memory.review()
         if self._retiring:
-            self._context.tell_directory(Retire())
+            self._context.tell_directory(messages.Retire())
 
     def _retire(self) -> None:
         """Repeated in every session: a new directory does not know, and the message may have been lost with the last
@@ -326,7 +291,7 @@ class NodeState:
         if not self._retiring:
             self._retiring = True
             if self._context.joined:
-                self._context.tell_directory(Retire())
+                self._context.tell_directory(messages.Retire())
 
     def _session_lost(self) -> None:
         """Streams run on without the directory; only calls that need it wait for the next session."""
@@ -339,7 +304,7 @@ class NodeState:
         delay = max(delay, self._probation.left(None, self._context.now))
         self._context.timers.set("connect", self._context.now + delay)
 
-    def _on_welcome(self, welcome: Welcome) -> None:
+    def _on_welcome(self, welcome: messages.Welcome) -> None:
         if welcome.cluster != self._profile.cluster or welcome.incarnation < self._context.incarnation:
             detail = f"a directory of {welcome.cluster!r}, incarnation {welcome.incarnation}, answered"
             self._refused(Failure(FailureKind.STALE, detail, "check the address of the directory"))
@@ -351,7 +316,7 @@ class NodeState:
         self._context.settings = welcome.settings
         self._failures_to_connect = 0
 
-    def _on_fenced(self, fenced: Fenced) -> None:
+    def _on_fenced(self, fenced: messages.Fenced) -> None:
         """We were declared dead: come back under a new name, with what we have."""
         if fenced.node != self.node:
             return
@@ -397,7 +362,7 @@ class NodeState:
             else:
                 self._beats_sent.append(self._context.now)
                 quickest = min(self._round_trips, default=0.0)
-                self._context.tell_directory(Heartbeat(self.receiving.progress(), quickest))
+                self._context.tell_directory(messages.Heartbeat(self.receiving.progress(), quickest))
 
     def _set_beat(self, at_least: float = 0.0) -> None:
         self._context.beat_due = self._context.now + max(self._context.settings.heartbeat, at_least)
@@ -410,27 +375,27 @@ class NodeState:
         message = event.message
         _ON_MESSAGE[type(message)](self, message)
 
-    def _on_alive(self, alive: Alive) -> None:
+    def _on_alive(self, alive: messages.Alive) -> None:
         self._members = alive.members
         if self._beats_sent:
             self._round_trips.append(self._context.now - self._beats_sent.popleft())
 
-    def _on_failed(self, failed: Failed) -> None:
+    def _on_failed(self, failed: messages.Failed) -> None:
         self.fetching.failed(failed.ref, failed.failure)
         if failed.failure.kind is FailureKind.DELETED:
             self.calls.ready((failed.ref,))  # a get would answer at once
 
-    def _on_may_leave(self, may: MayLeave) -> None:
+    def _on_may_leave(self, may: messages.MayLeave) -> None:
         if self._retiring:
             self._context.emit(Retired(may.left))
 
-    def _on_rejected(self, rejected: Rejected) -> None:
+    def _on_rejected(self, rejected: messages.Rejected) -> None:
         if not self._context.welcomed:
             self._refused(rejected.failure)
         elif rejected.failure.kind is FailureKind.STALE:
             self._leave_session()  # it does not know us: join again
 
-    def _on_drop(self, drop: Drop) -> None:
+    def _on_drop(self, drop: messages.Drop) -> None:
         version = drop.version
         self.calls.dropped(version)
         self.reducing.dropped(version)
@@ -445,13 +410,13 @@ class NodeState:
     def _on_peer_message(self, event: FromPeer) -> None:
         peer, message = event.peer, event.message
         match message:
-            case StreamRequest():
+            case messages.StreamRequest():
                 self.serving.requested(peer, message)
-            case StreamCancel(stream):
+            case messages.StreamCancel(stream):
                 self.serving.cancelled(peer, stream)
-            case StreamRefused(stream, fault):
+            case messages.StreamRefused(stream, fault):
                 self.receiving.refused(peer, stream, fault)
-            case StreamStatus():
+            case messages.StreamStatus():
                 self.receiving.status(peer, message)
 
     def _on_receive_closed(self, event: ReceiveClosed) -> None:
@@ -512,29 +477,29 @@ _ON_EVENT: dict[type, Callable[[NodeState, Any], None]] = {
     Tick: NodeState._on_tick,
 }
 _ON_MESSAGE: dict[type, Callable[[NodeState, Any], None]] = {
-    Alive: NodeState._on_alive,
-    Place: lambda node, message: node.fetching.place(message),
-    Assemble: lambda node, message: node.fetching.assembling.assemble(message),
-    Inline: lambda node, message: node.fetching.inline(message),
-    Halt: lambda node, message: node.fetching.halt(message),
-    Failed: NodeState._on_failed,
-    Drop: NodeState._on_drop,
-    PutAccepted: lambda node, message: node.calls.put_accepted(message),
-    PutRefused: lambda node, message: node.calls.put_refused(message.call, message.failure),
-    Ready: lambda node, message: node.calls.ready(message.refs),
-    Deleted: lambda node, message: node.calls.deleted(message.call),
-    EvictAnswer: lambda node, message: node.memory.evict_answered(message.version, message.answer),
-    Bind: lambda node, message: node.reducing.bind(message),
-    CombineInline: lambda node, message: node.reducing.combine_inline(message),
-    Sealed: lambda node, message: node.reducing.sealed(message),
-    Over: lambda node, message: node.calls.over(message.target),
-    Reduced: lambda node, message: node.calls.reduced(message.call, message.failure),
-    Contributors: lambda node, message: node.calls.contributors(message),
-    Described: lambda node, message: node.calls.described(message),
-    Polled: lambda node, message: node.calls.polled(message),
-    Unhandled: lambda node, message: node.calls.unhandled(message),
-    MayLeave: NodeState._on_may_leave,
-    Welcome: NodeState._on_welcome,
-    Fenced: NodeState._on_fenced,
-    Rejected: NodeState._on_rejected,
+    messages.Alive: NodeState._on_alive,
+    messages.Place: lambda node, message: node.fetching.place(message),
+    messages.Assemble: lambda node, message: node.fetching.assembling.assemble(message),
+    messages.Inline: lambda node, message: node.fetching.inline(message),
+    messages.Halt: lambda node, message: node.fetching.halt(message),
+    messages.Failed: NodeState._on_failed,
+    messages.Drop: NodeState._on_drop,
+    messages.PutAccepted: lambda node, message: node.calls.put_accepted(message),
+    messages.PutRefused: lambda node, message: node.calls.put_refused(message.call, message.failure),
+    messages.Ready: lambda node, message: node.calls.ready(message.refs),
+    messages.Deleted: lambda node, message: node.calls.deleted(message.call),
+    messages.EvictAnswer: lambda node, message: node.memory.evict_answered(message.version, message.answer),
+    messages.Bind: lambda node, message: node.reducing.bind(message),
+    messages.CombineInline: lambda node, message: node.reducing.combine_inline(message),
+    messages.Sealed: lambda node, message: node.reducing.sealed(message),
+    messages.Over: lambda node, message: node.calls.over(message.target),
+    messages.Reduced: lambda node, message: node.calls.reduced(message.call, message.failure),
+    messages.Contributors: lambda node, message: node.calls.contributors(message),
+    messages.Described: lambda node, message: node.calls.described(message),
+    messages.Polled: lambda node, message: node.calls.polled(message),
+    messages.Unhandled: lambda node, message: node.calls.unhandled(message),
+    messages.MayLeave: NodeState._on_may_leave,
+    messages.Welcome: NodeState._on_welcome,
+    messages.Fenced: NodeState._on_fenced,
+    messages.Rejected: NodeState._on_rejected,
 }
