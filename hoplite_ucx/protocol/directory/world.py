@@ -1,7 +1,7 @@
 """What the parts of the directory share: settings, timers, stories, and the effects collected for the shell."""
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -57,7 +57,7 @@ class Marks:
     """What has changed in an event, and is looked at before the event is over (see `settling`)."""
 
     records: dict[bytes, None] = field(default_factory=dict)
-    reductions: dict[bytes, None] = field(default_factory=dict)
+    reductions: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """By target."""
     trees: dict[bytes, None] = field(default_factory=dict)
     """Refs with receivers that may find a sender now."""

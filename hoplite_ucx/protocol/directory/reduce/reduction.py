@@ -144,7 +144,7 @@ class Reductions:
     def awaited(self, record: Record) -> None:
         """A node asked for the target. If that failed, the node hears so, unless what else it said helps the target."""
         if record.reduction is not None and record.reduction.failure is not None:
-            self._world.marks.reductions[record.ref] = None
+            self._world.marks.reductions[record.reduction.target] = None
 
     # --- choosing ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,115 @@
+"""What follows from an event is decided when all of the event is known, and not after a part of it."""
+
+import pytest
+
+from hoplite_ucx.protocol.directory.records import Record
+from hoplite_ucx.protocol.directory.settling import Settling
+from hoplite_ucx.protocol.errors import FailureKind
+from hoplite_ucx.protocol.events import SessionLost
+from hoplite_ucx.protocol.ids import short
+from hoplite_ucx.protocol.messages import (
+    Bind,
+    Copy,
+    Delete,
+    Drop,
+    Failed,
+    Put,
+    Ready,
+    Sealed,
+    SlotReport,
+    Want,
+    Watch,
+)
+from tests.tools.machines import LARGE, ref
+from tests.tools.reducer import TARGET, Reducer, chain
+
+
+def test_all_that_is_lost_with_a_node_is_known_before_a_reduction_fails() -> None:
+    d = Reducer("A", "B", "C")
+    for number, name in enumerate("AAB", 1):
+        d.put(name, number)
+    d.reduce("C", (1, 2, 3))
+    d.tell("C", Want(ref(TARGET)))
+    d.quiet()
+    d.lose("A")
+    [failed] = d.heard_all(Failed, "C")
+    assert all(short(ref(number)) in failed.failure.detail for number in (1, 2))
+
+
+def test_a_spare_that_dies_with_the_source_is_not_chosen_in_its_place() -> None:
+    d = Reducer("A", "B", "C", "D")
+    for name, number in (("A", 1), ("B", 2), ("A", 3)):
+        d.put(name, number)
+    d.reduce("D", (1, 2, 3, 4), count=2)
+    d.take_anywhere()
+    d.quiet()
+    d.lose("A")
+    assert d.heard_all(Bind) == []
+    d.put("C", 4)
+    [bind] = d.heard_all(Bind)
+    assert {part.ref for part in bind.parts} == {ref(2), ref(4)}
+
+
+def test_a_node_that_brings_a_lost_source_is_not_told_that_the_target_failed() -> None:
+    d, _, _ = chain()
+    d.lose("A")
+    d.quiet()
+    d.handle(SessionLost(d["D"]))
+    again = Put(50, ref(1), LARGE, b"layout")
+    d.join("D", puts=(again,), wants=(ref(TARGET),), watches=(ref(TARGET),))
+    heard = d.heard("D")
+    assert not [message for message in heard if isinstance(message, Failed | Ready)]
+    record = d.directory.records[ref(TARGET)]
+    assert d["D"] in record.waiting
+    assert d["D"] in record.watchers
+
+
+def test_without_the_source_it_is_told() -> None:
+    d, _, _ = chain()
+    d.lose("A")
+    d.quiet()
+    d.tell("D", Want(ref(TARGET)), Watch((ref(TARGET),)))
+    failed, ready = d.heard("D")
+    assert isinstance(failed, Failed)
+    assert failed.failure.kind is FailureKind.LOST
+    assert ready == Ready((ref(TARGET),))
+
+
+def test_who_gets_a_target_that_is_deleted_with_its_sources_hears_that() -> None:
+    d = Reducer("A", "B", "C")
+    d.put("A", 1)
+    d.reduce("C", (1, 2))
+    d.tell("B", Want(ref(TARGET)))
+    d.tell("C", Delete(7, (ref(1), ref(2), ref(TARGET))))
+    [failed] = d.heard_all(Failed, "B")
+    assert failed.failure.kind is FailureKind.DELETED
+
+
+def test_a_host_that_comes_back_with_the_output_has_it_all() -> None:
+    """Its answer that it took the slot was lost with its session, and it was quicker than the next."""
+    d = Reducer("A", "B")
+    d.put("A", 1)
+    d.reduce("B", (1,))
+    bind = d.bind_of("A")
+    d.handle(SessionLost(d["A"]))
+    copies = (Copy(d.version_of(1), LARGE, b"layout"), Copy(bind.version, LARGE, b"layout", sealed=False))
+    d.join("A", incarnation=1, copies=copies, slots=(SlotReport(bind, (), ()),))
+    heard = d.heard("A")
+    assert bind.version in [message.version for message in heard if isinstance(message, Sealed)]
+    assert Drop(bind.version) not in heard
+    assert d["A"] in d.broadcast(TARGET).copies
+
+
+def test_a_fault_that_marks_for_ever_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor then continues; a directory that never answered again would not have one."""
+    d = Reducer("A", "B")
+    d.put("A", 1)
+    settle_record = Settling._settle_record
+
+    def marks_again(settling: Settling, record: Record) -> None:
+        settle_record(settling, record)
+        settling._world.mark(record.ref)
+
+    monkeypatch.setattr(Settling, "_settle_record", marks_again)
+    with pytest.raises(AssertionError, match="does not settle"):
+        d.put("B", 2)
