@@ -122,6 +122,7 @@ class Oracle:
                 self._unhandled |= {(node, call) for call in calls} | {(node, ref) for ref in refs}
             case EvictAnswer(version, Eviction.GRANTED):
                 self._evicted.add((node, version))
+                self._judge_eviction(node, version.ref)
             case MayLeave(left):
                 self._judge_departure(node, left)
             case Failed(ref, failure) if failure.kind is FailureKind.LOST:
@@ -135,6 +136,12 @@ class Oracle:
                 if record is not None and record.reduction is not None:  # else it was deleted at the very moment
                     chosen = tuple(record.reduction.chosen.values())
                     self._note_decision(version, record.reduction.spec, chosen)
+
+    def _judge_eviction(self, node: NodeId, ref: bytes) -> None:
+        """No copy is given up with which the object is lost."""
+        now, incidents = self._cluster.clock.now, self._cluster.directory.machine.incidents()
+        lost = any(incident.ref == ref and incident.at == now for incident in incidents)
+        _require(not lost, f"{short(ref)} was lost when {label(node)} evicted it", ref)
 
     def _judge_departure(self, node: NodeId, left: int) -> None:
         """A node that may leave takes no last copy with it, but for those that were said to have no taker."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
-from hoplite_ucx.protocol.directory.states import REDUCTION_MOVES, SLOT_MOVES, ReductionState, SlotState, check_move
+from hoplite_ucx.protocol.directory.states import REDUCTION_MOVES, SLOT_MOVES, ReductionState, SlotState
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Put, Reduce
@@ -42,15 +42,13 @@ class Slot:
     """Of a stripe: where it begins within the sources, and its size."""
     gathers: bool = False
     """The root of a striped target: its parts are the stripes, and its getters assemble them."""
-
-    @property
-    def bound(self) -> bool:
-        """Whether its output grows."""
-        return self.state is SlotState.BOUND or self.state is SlotState.GATHERING
+    bound: bool = field(default=False, init=False)
+    """Whether its output grows."""
 
     def move(self, state: SlotState) -> None:
-        check_move(SLOT_MOVES, self.state, state)
+        assert (self.state, state) in SLOT_MOVES, f"a slot: {self.state.value} does not become {state.value}"
         self.state = state
+        self.bound = state is SlotState.BOUND or state is SlotState.GATHERING
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +90,7 @@ class Reduction:
         self.target = self.record.ref
 
     def move(self, state: ReductionState) -> None:
-        check_move(REDUCTION_MOVES, self.state, state)
+        assert (self.state, state) in REDUCTION_MOVES, f"a reduction: {self.state.value} does not become {state.value}"
         self.state = state
 
     def is_bound(self) -> bool:

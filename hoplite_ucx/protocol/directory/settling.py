@@ -43,18 +43,21 @@ class Settling:
     def settle(self) -> None:
         """Look at everything that is marked, until nothing is."""
         marks, records = self._marks, self._table.records
+        changed, reductions, trees = marks.records, marks.reductions, marks.trees
         for _ in range(_ROUNDS + _ROUNDS * len(records)):
-            if marks.records:
-                refs, marks.records = marks.records, {}
+            if changed:
+                refs = list(changed)
+                changed.clear()
                 for ref in refs:
                     if (record := records.get(ref)) is not None:
                         self._settle_record(record)
-            elif marks.reductions:
-                target, _ = marks.reductions.popitem(last=False)
+            elif reductions:
+                target, _ = reductions.popitem(last=False)
                 if (record := records.get(target)) is not None and record.reduction is not None:
                     self._reductions.review(record.reduction)
-            elif marks.trees:
-                refs, marks.trees = marks.trees, {}
+            elif trees:
+                refs = list(trees)
+                trees.clear()
                 for ref in refs:
                     if (record := records.get(ref)) is not None:
                         place(self._table, record)
@@ -90,7 +93,7 @@ class Settling:
                 self._table.starving.pop(record.ref, None)
         if record.consumers:
             self._tell_consumers(record)
-        if record.idle():
+        if broadcast is None and record.idle():
             self._table.forget(record)
 
     def _take_in(self, record: Record, broadcast: Broadcast) -> None:

@@ -76,7 +76,3 @@ REDUCTION_MOVES: Moves[ReductionState] = {
     (ReductionState.FAILED, ReductionState.CANCELLED): "the same",
     (ReductionState.GIVEN_UP, ReductionState.CANCELLED): "the same",
 }
-
-
-def check_move(moves: Moves[_S], before: _S, after: _S) -> None:
-    assert (before, after) in moves, f"{before.value} does not become {after.value}"

@@ -148,7 +148,8 @@ class Table:
 
     def tree_of(self, version: Version) -> Broadcast | None:
         """The tree of the version, unless it is over."""
-        tree = self.tree(version.ref)
+        record = self.records.get(version.ref)
+        tree = record.broadcast if record is not None else None
         return tree if tree is not None and tree.version == version else None
 
     def live_tree(self, ref: bytes) -> Broadcast:
@@ -158,7 +159,9 @@ class Table:
         return tree
 
     def version_of(self, ref: bytes) -> Version:
-        return self.live_tree(ref).version
+        tree = self.records[ref].broadcast
+        assert tree is not None
+        return tree.version
 
     def form_of(self, ref: bytes) -> tuple[int, bytes]:
         tree = self.live_tree(ref)
@@ -177,8 +180,8 @@ class Table:
 
     def has_part(self, ref: bytes, node: NodeId, *, complete: bool = False, start: int = 0) -> bool:
         """Whether the node has the part or makes it, from `start` on."""
-        tree = self.tree(ref)
-        if tree is None:
+        record = self.records.get(ref)
+        if record is None or (tree := record.broadcast) is None:
             return False
         return node in tree.copies or (tree.producer == node and not complete and tree.start <= start)
 

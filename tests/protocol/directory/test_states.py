@@ -4,15 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from hoplite_ucx.protocol.directory.records import Slot
 from hoplite_ucx.protocol.directory.states import (
     RECEIVER_MOVES,
     REDUCTION_MOVES,
     SLOT_MOVES,
     Moves,
+    ReductionState,
     SlotState,
     State,
-    check_move,
 )
+from tests.tools.machines import ref
+from tests.tools.reducer import TARGET, Reducer
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 
@@ -25,8 +28,18 @@ def test_the_page_shows_the_tables(moves: Moves) -> None:
 
 
 def test_other_moves_are_refused() -> None:
-    check_move(SLOT_MOVES, SlotState.ASKED, SlotState.TAKEN)
+    d, slot = Reducer("A"), Slot(ref(1), [], 1, 1)
+    slot.move(SlotState.ASKED)
     with pytest.raises(AssertionError, match="asked does not become bound"):
-        check_move(SLOT_MOVES, SlotState.ASKED, SlotState.BOUND)
-    with pytest.raises(AssertionError, match="assembling does not become streaming"):
-        check_move(RECEIVER_MOVES, State.ASSEMBLING, State.STREAMING)
+        slot.move(SlotState.BOUND)
+    d.put("A", 1)
+    d.join("B")
+    d.want("B", 1)
+    with pytest.raises(AssertionError, match="streaming does not become adopted"):
+        d.broadcast(1)._move(d.receiver("B", 1), State.ADOPTED)
+    d.reduce("A", (1, 2))
+    reduction = d.directory.records[ref(TARGET)].reduction
+    assert reduction is not None
+    reduction.move(ReductionState.FAILED)
+    with pytest.raises(AssertionError, match="failed does not become decided"):
+        reduction.move(ReductionState.DECIDED)

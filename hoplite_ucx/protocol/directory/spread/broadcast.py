@@ -17,7 +17,7 @@ from functools import cached_property
 from hoplite_ucx.protocol.cost import choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.sender_choice import Nic, Plan, SenderPool
-from hoplite_ucx.protocol.directory.states import RECEIVER_MOVES, State, check_move
+from hoplite_ucx.protocol.directory.states import RECEIVER_MOVES, State
 from hoplite_ucx.protocol.directory.world import World
 from hoplite_ucx.protocol.ids import NO_SLOT, NodeId, ReceiverKey, Version, label, receiver_key
 from hoplite_ucx.protocol.messages import (
@@ -82,6 +82,7 @@ class Broadcast:
         inline: bytes | None = None,
     ) -> None:
         self._world = world
+        self._marks = world.marks
         self._members = members
         self.version = version
         self.size = size
@@ -279,7 +280,7 @@ class Broadcast:
 
     def want(self, member: Member, watermark: int = 0, into: bytes = NO_SLOT, *, behind: NodeId | None = None) -> None:
         key = receiver_key(member.node, into)
-        self._world.marks.trees[self.version.ref] = None
+        self._marks.trees[self.version.ref] = None
         if key in self.receivers:
             return
         self._orders += 1
@@ -406,14 +407,14 @@ class Broadcast:
 
     def _changed(self, *, sends_more: bool = False) -> None:
         """Every change to the tree marks its ref; one that may let a node send also ends the memory that none can."""
-        self._world.mark(self.version.ref)
+        self._marks.records[self.version.ref] = None
         if sends_more:
             self._no_senders = False
 
     def look_for_senders(self) -> None:
         """Something outside the tree has changed: receivers that found no sender may find one now."""
         self._no_senders = False
-        self._world.marks.trees[self.version.ref] = None
+        self._marks.trees[self.version.ref] = None
 
     def place(self) -> None:
         """Give every waiting receiver a sender, as far as there are senders."""
@@ -602,7 +603,8 @@ class Broadcast:
         self._expected.discard(receiver.key)
 
     def _move(self, receiver: Receiver, state: State) -> None:
-        check_move(RECEIVER_MOVES, receiver.state, state)
+        before = receiver.state
+        assert (before, state) in RECEIVER_MOVES, f"a receiver: {before.value} does not become {state.value}"
         self._unlist(receiver)
         receiver.state = state
         if state is State.WAITING:
@@ -628,7 +630,7 @@ class Broadcast:
         if not self.counts(receiver.key):
             return
         if member.receiving >= member.streams_in or sender.sending >= sender.streams_out:
-            self._world.marks.supply = True  # the stream that ends makes room for one of another object
+            self._marks.supply = True  # the stream that ends makes room for one of another object
         member.receiving -= 1
         sender.sending -= 1
 
