@@ -1,8 +1,8 @@
 """The `Directory` machine: one entry point, one handler per message, and how members join and leave.
 
-`records` and `table` hold what is known of refs, `objects` decides what happens to them, `joining` reconciles a node's
-announcements, `spread/` spreads one object and `reduce/` makes one of others. This module checks messages and passes
-them on.
+`records` and `table` hold what is known of refs, `objects` changes it, `joining` compares it with a node's announcements,
+`spread/` spreads one object and `reduce/` makes one of others. This module checks messages and passes them on; then
+`settling` decides what follows.
 
 Handlers change state only after they have checked their message; a message that cannot be handled is answered with
 `Rejected` and changes nothing.
