@@ -1,6 +1,6 @@
 """The `Directory` machine: one entry point, one handler per message, and how members join and leave.
 
-`records` and `table` hold what is known of refs, `objects` changes it, `joining` compares it with a node's announcements,
+`records` and `table` hold what is known of refs, `objects` changes it, `joining` compares it with what nodes announce,
 `spread/` spreads one object and `reduce/` makes one of others. This module checks messages and passes them on; then
 `settling` decides what follows.
 

@@ -2,7 +2,7 @@
 that makes it, if one does, and the `Slot` of that reduction whose output it is.
 
 Nothing here decides anything. `table` holds the records and answers questions about them; `spread` and `reduce` change
-them, and `objects` settles what has changed.
+them, and `settling` decides what follows.
 """
 
 from __future__ import annotations

@@ -91,8 +91,9 @@ class Settling:
                 self._marks.trees[record.ref] = None
             else:
                 self._table.starving.pop(record.ref, None)
-        if record.consumers:
-            self._tell_consumers(record)
+        if record.consumers and (outlook := self._table.outlook(record)) != record.outlook:
+            record.outlook = outlook  # reductions look again at a source that is not what it was to them
+            self._marks.reductions.update(dict.fromkeys(record.consumers))
         if broadcast is None and record.idle():
             self._table.forget(record)
 
@@ -124,10 +125,3 @@ class Settling:
             self._world.failed(record.ref, failure)
             self._versions.end_version(record, failure)
         self._objects.offer_deferred(record)
-
-    def _tell_consumers(self, record: Record) -> None:
-        """Reductions look again at a source that is not what it was to them."""
-        outlook = self._table.outlook(record)
-        if outlook != record.outlook:
-            record.outlook = outlook
-            self._marks.reductions.update((target, None) for target in record.consumers)
