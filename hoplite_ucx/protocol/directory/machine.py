@@ -130,8 +130,8 @@ class Directory:
     def handle(self, event: DirectoryEvent, now: float) -> list[DirectoryEffect]:
         self.world.now = now
         match event:
-            case FromNode(node, message):
-                self._on_message(node, message)
+            case FromNode():
+                self._on_message(event.node, event.message)
             case SessionLost(node):
                 if (member := self.members.get(node)) is not None:
                     self.members.session_lost(member)
@@ -208,23 +208,19 @@ class Directory:
     # --- members -----------------------------------------------------------------------------------------------
 
     def _on_message(self, node: NodeId, message: messages.ToDirectory) -> None:
-        if isinstance(message, messages.Join):
+        member, handler = self.members.get(node), self._handlers.get(type(message))
+        if member is not None and handler is not None:
+            self.members.heard(member, self.world.now)
+            handler(member, message)
+        elif isinstance(message, messages.Join):
             self._on_join(node, message)
-            return
-        member = self.members.get(node)
-        if member is None:
-            if self.members.is_fenced(node):
-                self.world.send(node, messages.Fenced(node))
-            else:
-                self._reject(node, FailureKind.STALE, f"{label(node)} has not joined", "join first")
-            return
-        handler = self._handlers.get(type(message))
-        if handler is None:
+        elif member is not None:
             problem = messages.malformed(f"{type(message).__name__} is not for the directory")
             self.world.send(node, messages.Rejected(problem))
-            return
-        self.members.heard(member, self.world.now)
-        handler(member, message)
+        elif self.members.is_fenced(node):
+            self.world.send(node, messages.Fenced(node))
+        else:
+            self._reject(node, FailureKind.STALE, f"{label(node)} has not joined", "join first")
 
     def _on_join(self, node: NodeId, join: messages.Join) -> None:
         if join.protocol != messages.PROTOCOL:

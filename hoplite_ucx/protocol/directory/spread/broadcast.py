@@ -229,9 +229,10 @@ class Broadcast:
             self._detach(self._forget_receiver(key))
         else:
             return
-        self._drop_location(key)
-        self._halt_if_rootless()
         self._changed()
+        if not isinstance(key, tuple):  # a slot has none to forward
+            self._drop_location(key)
+            self._halt_if_rootless()
 
     def keys_of(self, node: NodeId) -> list[ReceiverKey]:
         return [key for key, receiver in self.receivers.items() if receiver.member.node == node]
@@ -640,7 +641,7 @@ class Broadcast:
         self._expected.discard(key)
         return receiver
 
-    def _drop_location(self, node: ReceiverKey) -> None:
+    def _drop_location(self, node: NodeId) -> None:
         """A node that is not a location any more leaves the pool; its children must find another sender."""
         if self.inline is not None or node not in self.pool.locations:
             return
