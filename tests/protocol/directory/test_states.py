@@ -1,6 +1,7 @@
 """The moves of receivers, slots and reductions: docs/protocol.md shows the tables, and no other move is made."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 
 
 @pytest.mark.parametrize("moves", [RECEIVER_MOVES, SLOT_MOVES, REDUCTION_MOVES], ids=["receiver", "slot", "reduction"])
-def test_the_page_shows_the_tables(moves: Moves) -> None:
+def test_the_page_shows_the_tables(moves: Moves[Any]) -> None:
     rows = [f"| {before.value} | {after.value} | {why} |" for (before, after), why in moves.items()]
     expected = "\n".join(["| from | to | when |", "|---|---|---|", *rows, ""])
     assert expected in PAGE.read_text(), f"docs/protocol.md should have:\n{expected}"
