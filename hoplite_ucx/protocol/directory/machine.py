@@ -256,8 +256,10 @@ class Directory:
             self._joining.reconcile(member, join)
             self._repeat_calls(member, join)
             self.world.marks.supply = True
+            self._settling.settle()
+            for question in join.questions:
+                self._on_describe(member, question)
             if self.world.recovering and self._recovery.heard_all():
-                self._settling.settle()
                 self._end_recovery()
 
     def _times_failed(self, node: NodeId) -> int:
@@ -278,8 +280,8 @@ class Directory:
             self._handlers[type(call)](member, call)
         for reduce in join.submitted:
             self._remember_reduction(member, reduce, survivor=join.incarnation < self.incarnation)
-        for question in (*join.asks, *join.questions):
-            self._handlers[type(question)](member, question)
+        for ask in join.asks:
+            self._on_ask(member, ask)
 
     def _on_heartbeat(self, member: Member, heartbeat: messages.Heartbeat) -> None:
         if heartbeat.round_trip:

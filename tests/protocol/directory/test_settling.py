@@ -11,16 +11,18 @@ from hoplite_ucx.protocol.messages import (
     Bind,
     Copy,
     Delete,
+    Describe,
+    Described,
     Drop,
     Failed,
+    ObjectState,
     Put,
     Ready,
-    Sealed,
     SlotReport,
     Want,
     Watch,
 )
-from tests.tools.machines import LARGE, ref
+from tests.tools.machines import LARGE, ref, sealed_in
 from tests.tools.reducer import TARGET, Reducer, chain
 
 
@@ -93,10 +95,13 @@ def test_a_host_that_comes_back_with_the_output_has_it_all() -> None:
     bind = d.bind_of("A")
     d.handle(SessionLost(d["A"]))
     copies = (Copy(d.version_of(1), LARGE, b"layout"), Copy(bind.version, LARGE, b"layout", sealed=False))
-    d.join("A", incarnation=1, copies=copies, slots=(SlotReport(bind, (), ()),))
+    question = Describe(9, (ref(TARGET),))
+    d.join("A", incarnation=1, copies=copies, slots=(SlotReport(bind, (), ()),), questions=(question,))
     heard = d.heard("A")
-    assert bind.version in [message.version for message in heard if isinstance(message, Sealed)]
+    assert bind.version in sealed_in(heard)
     assert Drop(bind.version) not in heard
+    [described] = [message for message in heard if isinstance(message, Described)]
+    assert described.descriptions[0].state is ObjectState.READY
     assert d["A"] in d.broadcast(TARGET).copies
 
 
