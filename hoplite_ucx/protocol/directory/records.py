@@ -65,7 +65,7 @@ class Reduction:
     ready: dict[bytes, None] = field(default_factory=dict)
     """Sources that are ready, in the order of becoming so."""
     seen: set[bytes] = field(default_factory=set)
-    """Sources that were ready once: gone, they do not come by themselves."""
+    """Sources that were ready or deleted once: gone, they do not come by themselves."""
     chosen: dict[bytes, Version] = field(default_factory=dict)
     state: ReductionState = ReductionState.OPEN
     failure: Failure | None = None

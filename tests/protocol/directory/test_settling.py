@@ -87,6 +87,21 @@ def test_who_gets_a_target_that_is_deleted_with_its_sources_hears_that() -> None
     assert failed.failure.kind is FailureKind.DELETED
 
 
+def test_a_target_that_failed_for_a_deleted_source_stays_failed_until_that_is_put_again() -> None:
+    """When the tombstone is over, the source may come again, but nobody has said that it will."""
+    d = Reducer("A", "B")
+    d.put("A", 1)
+    d.reduce("B", (1, 2))
+    d.tell("B", Delete(7, (ref(2),)))
+    d.pass_time(d.directory.settings.tombstone + 1, beating=("A", "B"), step=0.5)
+    d.quiet()
+    d.tell("B", Want(ref(TARGET)))
+    assert d.heard_all(Failed, "B")
+    d.put("A", 2)
+    d.tell("B", Want(ref(TARGET)))
+    assert not d.heard_all(Failed, "B")
+
+
 def test_a_host_that_comes_back_with_the_output_has_it_all() -> None:
     """Its answer that it took the slot was lost with its session, and it was quicker than the next."""
     d = Reducer("A", "B")

@@ -150,9 +150,11 @@ class Reductions:
 
     def _note_ready(self, reduction: Reduction) -> None:
         for ref in reduction.spec.sources:
-            hidden = self._table.is_deleted(ref) and ref not in reduction.chosen  # only others may still use it
-            if self._table.is_ready(ref) and not hidden:
-                reduction.seen.add(ref)
+            deleted = self._table.is_deleted(ref)
+            ready = self._table.is_ready(ref)
+            if ready or deleted:
+                reduction.seen.add(ref)  # also when its tombstone is over
+            if ready and (not deleted or ref in reduction.chosen):  # else only others may still use it
                 reduction.ready.setdefault(ref)
             else:
                 reduction.ready.pop(ref, None)
