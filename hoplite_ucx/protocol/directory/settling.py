@@ -9,12 +9,12 @@ changes under its hands. Marked are, in the order in which they are settled:
    it looks different to the reductions that it is a source of, those are marked.
 2. *Reductions*, when no record is marked: they choose, replace, bind, seal or fail, which marks records again.
 3. *Trees*, when all that is decided: receivers get senders, once for each object and event. When a node can send again
-   (`Marks.supply`), that is all trees in which a receiver waits.
+   (`Marks.supply`), that is all trees in which a receiver waits. Streams that this ends still run until they have
+   halted, so that their room is for the next event.
 
-It ends: a mark is set by a change only, and every change that is made here goes one way within an event. Versions end,
-are lost or are sealed; a reduction fails, or has its sources chosen, and a new version of a slot has higher numbers; a
-slot loses its host once, since a node that cannot take it is not asked again before a timer; a receiver is placed, or
-halted until it reports. What is found as it should be marks nothing. If a fault breaks this, the machine raises.
+It ends: only changes set marks, and within an event each goes one way. Versions end, are lost or are sealed; a
+reduction fails, or has its sources chosen; a slot loses its host once, since a node that cannot take it is not asked
+again before a timer; a receiver is placed, or halted until it reports. If a fault breaks this, the machine raises.
 """
 
 from hoplite_ucx.protocol.directory.objects import Objects
@@ -27,8 +27,7 @@ from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.messages import PutAccepted
 
-_ROUNDS = 100
-"""So many, and as many for every record, are never needed; only a fault could, and must not stop the directory."""
+_ROUNDS = 100  # so many, and as many for every record, are never needed; a fault must not stop the directory
 
 
 class Settling:
@@ -44,6 +43,7 @@ class Settling:
         """Look at everything that is marked, until nothing is."""
         marks, records = self._marks, self._table.records
         changed, reductions, trees = marks.records, marks.reductions, marks.trees
+        supplied = False
         for _ in range(_ROUNDS + _ROUNDS * len(records)):
             if changed:
                 refs = list(changed)
@@ -61,8 +61,8 @@ class Settling:
                 for ref in refs:
                     if (record := records.get(ref)) is not None:
                         place(self._table, record)
-            elif marks.supply:
-                marks.supply = False
+            elif marks.supply and not supplied:
+                marks.supply, supplied = False, True
                 self._mark_starving()
             else:
                 return

@@ -213,8 +213,8 @@ class Binder:
         self._let_pull(reduction, slot.parent)
 
     def _let_pull(self, reduction: Reduction, slot: Slot | None) -> None:
-        """A slot below it grows: if all of them do, it pulls, or a node is asked to run it."""
-        waits = slot is not None and slot.state in (SlotState.VACANT, SlotState.TAKEN)
+        """A slot below it grows: if all of them do, it pulls, or a node is asked to run it, or to gather it."""
+        waits = slot is not None and (slot.host is None or slot.state is SlotState.TAKEN)
         if slot is not None and waits and self._hosts.is_bound_below(reduction, slot):
             self._world.mark(slot.ref)
 

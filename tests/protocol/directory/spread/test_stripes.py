@@ -19,6 +19,7 @@ from hoplite_ucx.protocol.messages import (
     Assemble,
     Bind,
     Completed,
+    Copy,
     Declined,
     Delete,
     Drop,
@@ -26,6 +27,8 @@ from hoplite_ucx.protocol.messages import (
     EvictAnswer,
     Eviction,
     Failed,
+    Halt,
+    Halted,
     Operation,
     Place,
     Reduce,
@@ -201,6 +204,28 @@ def test_if_nobody_gets_the_target_someone_is_asked_to() -> None:
     d.listen()
     others = [name for name in d.ids if name not in asked and any(isinstance(m, Assemble) for m in d.said[name])]
     assert len(others) == 1
+
+
+def test_someone_is_asked_to_assemble_the_target_when_a_lost_stripe_grows_again() -> None:
+    """The one who was asked gave up meanwhile."""
+    d = Allreduce(getters="")
+    d.bind_all()
+    d.pass_time(0.05)
+    d.listen()
+    [asked] = [name for name in d.ids if any(isinstance(m, Assemble) for m in d.said[name])]
+    assemble = d.assembly_of(asked)
+    back = next(name for name in d.ids if name != asked)
+    source = Copy(d.broadcast(SOURCES[back]).version, d.broadcast(SOURCES[back]).size, b"layout")
+    d.handle(SessionLost(d[back]))
+    d.join(back, incarnation=1, copies=(source,))
+    d.tell(asked, StreamFailed(assemble.version, assemble.number, 0, 0, StreamFault.ABSENT, wanted=False))
+    d.listen()
+    for name, said in d.said.items():
+        for halt in [m for m in said if isinstance(m, Halt)]:
+            d.tell(name, Halted(halt.version, halt.number, 0, wanted=True, into=halt.into))
+        said[:] = [m for m in said if not isinstance(m, Assemble)]
+    d.bind_all()
+    assert any(isinstance(m, Assemble) for said in d.said.values() for m in said)
 
 
 def test_a_host_without_room_for_its_stripes_ends_them() -> None:
