@@ -37,7 +37,7 @@ class Joining:
             self._recovery.hear(member, join)
         self._reconcile_slots(member, slots, known, held)
         for copy in join.copies:
-            self._objects.completed(member, copy.version, joining=True)
+            self._objects.completed(member, copy, joining=True)
         self._readmit_partials(member, join, survivor=survivor)
         self._repeat_seals(member, [*held, *(partial.version for partial in join.partials)])
         for producing in join.producing:

@@ -86,11 +86,11 @@ class Directory:
         self.retiring = self.retiring_type(self.table)
         self._sweep_due = 0.0
         self._handlers: dict[type, Callable[[Member, Any], None]] = {
-            messages.Leave: lambda member, _: self._remove_member(member, "left"),
-            messages.Retire: lambda member, _: self.retiring.begin(member),
+            messages.Leave: self._on_leave,
+            messages.Retire: self.retiring.begin,
             messages.Heartbeat: self._on_heartbeat,
             messages.Put: self.objects.offer,
-            messages.Completed: lambda member, message: self.objects.completed(member, message.version),
+            messages.Completed: self.objects.completed,
             messages.Aborted: self._on_aborted,
             messages.Want: self._on_want,
             messages.Unwant: self._on_unwant,
@@ -283,6 +283,9 @@ class Directory:
         for ask in join.asks:
             self._on_ask(member, ask)
 
+    def _on_leave(self, member: Member, _: messages.Leave) -> None:
+        self._remove_member(member, "left")
+
     def _on_heartbeat(self, member: Member, heartbeat: messages.Heartbeat) -> None:
         if heartbeat.round_trip:
             self.world.measuring.round_trip(member.node, heartbeat.round_trip)
@@ -416,8 +419,7 @@ class Directory:
         broadcast = self.table.current(member, report.version)
         if broadcast is None or report.watermark <= broadcast.size:
             return broadcast
-        detail = f"watermark {report.watermark} is beyond {broadcast.size}"
-        self.world.blame(member.node, report.version.ref, detail)
+        self.world.blame(member.node, report.version.ref, f"watermark {report.watermark} is beyond {broadcast.size}")
         return None
 
     def _on_declined(self, member: Member, declined: messages.Declined) -> None:
@@ -553,8 +555,7 @@ class Directory:
     def _begin_reduction(self, record: Record, member: Member, reduce: messages.Reduce) -> None:
         record.spec = reduce
         record.contributors = record.decided = None
-        once = not reduce.everywhere
-        record.reduction = Reduction(record, reduce, member.node, {member.node: None}, no_stripes=once)
+        record.reduction = Reduction(record, reduce, member.node, {member.node: None}, no_stripes=not reduce.everywhere)
         self.objects.offer_deferred(record)  # puts that came before it was known: they are refused
         self.world.tell(reduce.target, "{} of {} sources asked for", reduce.count, len(reduce.sources))
         for ref in reduce.sources:

@@ -11,12 +11,13 @@ from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import SendNode
-from hoplite_ucx.protocol.ids import NodeId, Version, label
+from hoplite_ucx.protocol.ids import NodeId, label
 from hoplite_ucx.protocol.lookups import Absent, Answer, Found
 from hoplite_ucx.protocol.messages import (
     MAX_DESCRIBED_HOLDERS,
     MAX_DESCRIBED_LAYOUT,
     Bind,
+    Completed,
     Copy,
     Description,
     Drop,
@@ -126,8 +127,9 @@ class Objects:
 
     # --- how it is got -----------------------------------------------------------------------------------------
 
-    def completed(self, member: Member, version: Version, *, joining: bool = False) -> None:
+    def completed(self, member: Member, held: Completed | Copy, *, joining: bool = False) -> None:
         """A node reports that it has every byte."""
+        version = held.version
         broadcast = self._table.current(member, version)
         if broadcast is None:
             return

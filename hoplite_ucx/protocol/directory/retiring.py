@@ -17,7 +17,7 @@ from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.ids import NodeId, Version, label
-from hoplite_ucx.protocol.messages import MayLeave
+from hoplite_ucx.protocol.messages import MayLeave, Retire
 
 _ATTEMPTS = 3
 """A node that failed this often to get an object, without memory or with broken streams, is not asked again."""
@@ -36,7 +36,7 @@ class Retiring:
         self._members = table.members
         self._departures: dict[NodeId, _Departure] = {}
 
-    def begin(self, member: Member) -> None:
+    def begin(self, member: Member, _: Retire) -> None:
         member.retiring = True
         self._departures.setdefault(member.node, _Departure(member))
         self.review()

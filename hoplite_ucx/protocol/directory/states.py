@@ -7,9 +7,7 @@ from typing import TypeAlias, TypeVar
 
 
 class _Quick(enum.Enum):
-    """Every move looks up two states, and `Enum` hashes names in Python."""
-
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # every move looks up two states, and `Enum` hashes names in Python
 
 
 class State(_Quick):

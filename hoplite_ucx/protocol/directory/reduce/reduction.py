@@ -204,8 +204,7 @@ class Reductions:
         return self.hosts.has_taken(reduction, slot, part) and self.hosts.is_above(reduction, slot, slot.available_from)
 
     def _choose_ready(self, reduction: Reduction) -> bool:
-        """Choose ready sources until there are enough; those of one node that are chosen together share a slot. False
-        if one does not fit."""
+        """Choose ready sources until there are enough; those of one node share a slot. False if one does not fit."""
         if reduction.state is not ReductionState.OPEN:
             return False
         batch: dict[NodeId, list[bytes]] = {}
