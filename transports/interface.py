@@ -14,7 +14,8 @@ Rules of every transport:
 - A stream that waits (for its source, its sink, or its turn) holds up no other stream of its link.
 - A receiver whose sender has not begun to serve, or has stopped, waits until it is cancelled: the layer above watches
   the positions, and knows whom to ask instead.
-- A sender forwards whatever is below the watermark, a granule at most at a time; it never waits for a full granule.
+- A sender forwards whatever is below the watermark; it never waits for a full granule. A receiver makes bytes final
+  from a granule on, so a relay need not wait for all of a longer frame.
 """
 
 import enum
@@ -56,7 +57,8 @@ CLOSE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The bytes [offset, size) under one key, a granule at most at a time. An invalid one raises `ValueError`."""
+    """The bytes [offset, size) under one key. A relay waits for a granule before it forwards. An invalid one raises
+    `ValueError`."""
 
     key: StreamKey
     offset: int

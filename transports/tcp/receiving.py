@@ -321,8 +321,11 @@ class ReceivingLink:
         """Read a frame into its sink. Returns how much of it is left because the stream is over."""
         sink = incoming.sink
         while at < end and not incoming.over:
+            # Of a long frame, a piece that is forwarded by itself: what is there, which is much on a host that is
+            # behind, and at least a granule.
+            least = min(incoming.granule, end - at)
             try:
-                count = sock.recv_into(sink.window(at, end - at), 0, socket.MSG_WAITALL)
+                count = sock.recv_into(sink.window(at, end - at), 0, 0 if at + least < end else socket.MSG_WAITALL)
             except BlockingIOError:
                 with self._lock:
                     self._flush()
@@ -330,6 +333,9 @@ class ReceivingLink:
                 continue
             if not count:
                 raise self._lost()
+            if count < least and at + least < end:
+                with suppress(BlockingIOError):
+                    count += sock.recv_into(sink.window(at + count, least - count), 0, socket.MSG_WAITALL)
             at += count
             incoming.received = at
             sink.arrived(at)

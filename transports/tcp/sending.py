@@ -41,6 +41,10 @@ __all__ = ["Outgoing", "SendingLink", "may_send"]
 RECORDS_SECONDS = 1e-3
 # The first frame of a stream is no longer than this, so that the receiver soon has something to forward.
 FIRST_FRAME = 64 << 10
+# A receiver forwards a long frame piece by piece, so a frame may have several granules while no other stream waits for
+# its turn. With large granules frames are few anyway.
+SMALL_GRANULE = 64 << 10
+GRANULES = 4
 # Streams that a receiver may have opened and that are not served yet.
 MAX_GRANTS = 4096
 _RECORDS_READ = 16 << 10
@@ -420,7 +424,8 @@ class SendingLink:
 
     def _sendable(self, outgoing: Outgoing) -> int:
         """How long the stream's next frame can be."""
-        end = min(outgoing.position + outgoing.longest, outgoing.source.watermark(), outgoing.limit, outgoing.size)
+        longest = min(outgoing.longest, outgoing.granule) if self._queue else outgoing.longest
+        end = min(outgoing.position + longest, outgoing.source.watermark(), outgoing.limit, outgoing.size)
         return end - outgoing.position
 
     def _finish(self, sock: socket.socket, header: bytes, window: memoryview, sent: int) -> None:
@@ -481,7 +486,7 @@ class SendingLink:
 
     def _count(self, outgoing: Outgoing, length: int) -> None:
         outgoing.position += length
-        outgoing.longest = outgoing.granule
+        outgoing.longest = outgoing.granule * (GRANULES if outgoing.granule <= SMALL_GRANULE else 1)
         self._bytes += length
         self._frames += 1
 

@@ -13,7 +13,7 @@ from hoplite_ucx.transports.errors import ViolationError
 from hoplite_ucx.transports.interface import Fault, Side
 from hoplite_ucx.transports.tcp import receiving, sending
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record
-from hoplite_ucx.transports.tcp.sending import FIRST_FRAME
+from hoplite_ucx.transports.tcp.sending import FIRST_FRAME, GRANULES, SMALL_GRANULE
 from hoplite_ucx.transports.testing.conformance import CHECKS, Maker
 from hoplite_ucx.transports.testing.conformance.tools import (
     GatedSink,
@@ -133,6 +133,24 @@ def test_what_arrived_of_a_broken_frame_counts() -> None:
         assert is_filled(incoming.memory, 1, 0, 1234)
 
 
+def test_a_long_frame_is_forwarded_piece_by_piece() -> None:
+    """A relay need not wait for all of a frame: what it has is forwarded from a granule on."""
+    granule, rest = 20_000, threading.Event()
+    data = bytes(filled(1, SIZE).view)
+
+    def talk(sock: socket.socket, channel: int) -> None:
+        sock.sendall(DATA.pack(channel, SIZE, 0) + data[:granule])
+        assert rest.wait(HANG)
+        sock.sendall(data[granule:])
+
+    with false_sender(talk) as address, TcpEndpoint(2) as end:
+        incoming = Receiving(end, 1, address, KEY, SIZE, granule=granule)
+        wait_until(lambda: incoming.memory.watermark() == granule, "a granule counts before its frame is whole")
+        rest.set()
+        assert incoming.wait() == (SIZE, None)
+        assert is_filled(incoming.memory, 1, 0, SIZE)
+
+
 @contextmanager
 def false_receiver(end: TcpEndpoint) -> Iterator[socket.socket]:
     with socket.create_connection(parse_address(end.address)) as sock:
@@ -244,6 +262,21 @@ def test_the_first_frame_of_a_stream_is_short() -> None:
         sock.settimeout(HANG)
         with sock.makefile("rb") as file:
             for length, offset in ((FIRST_FRAME, 0), (size - FIRST_FRAME, FIRST_FRAME)):
+                assert DATA.unpack(file.read(DATA.size)) == (1, length, offset)
+                assert len(file.read(length)) == length
+        outgoing.wait()
+
+
+@pytest.mark.parametrize(("granule", "granules"), [(SMALL_GRANULE // 2, GRANULES), (2 * SMALL_GRANULE, 1)])
+def test_a_stream_that_is_alone_has_several_small_granules_in_a_frame(granule: int, granules: int) -> None:
+    first, longest = min(granule, FIRST_FRAME), granules * granule
+    size = first + 2 * longest
+    with TcpEndpoint(1) as end, false_receiver(end) as sock:
+        outgoing = Serving(end, 2, KEY, filled(1, size), size, granule=granule)
+        sock.sendall(RECORD.pack(Record.OPEN, 1, size, *KEY))
+        sock.settimeout(HANG)
+        with sock.makefile("rb") as file:
+            for length, offset in ((first, 0), (longest, first), (longest, first + longest)):
                 assert DATA.unpack(file.read(DATA.size)) == (1, length, offset)
                 assert len(file.read(length)) == length
         outgoing.wait()
