@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from struct import Struct
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from hoplite_ucx.transports.descriptors import lifted
 from hoplite_ucx.transports.errors import (
@@ -43,15 +44,18 @@ from hoplite_ucx.transports.wire.handshake import (
 )
 from hoplite_ucx.transports.wire.tls import WELCOME, Tls, tls_failure
 
-__all__ = ["MAX_FRAME", "Listener", "Session", "connect", "probe"]
+__all__ = ["MAX_FRAME", "Listener", "Session", "Together", "connect", "probe"]
 
 MAX_FRAME = 64 << 20
 CONNECT_SECONDS = 2.0
 # What may wait for a peer that does not read; a frame of the largest size always fits.
 MAX_UNSENT = 2 * MAX_FRAME
-# Frames that are not urgent are collected for this long, and at most this many of them.
+# Frames that are not urgent are collected for this long.
 LATER_SECONDS = 0.002
-_MOST_LATER = 64
+# Frames that may wait for others to be sent with.
+_MOST = 64
+# Messages that are handled before what follows from them is sent.
+_A_TURN = 8
 # How long what was sent before a close may take to leave.
 FLUSH_SECONDS = 1.0
 # Connections that may be in the handshake at once; others wait in the kernel's queue.
@@ -75,6 +79,46 @@ def _ignore_close(error: TransportError | None) -> None:
     pass
 
 
+class _Turn(threading.local):
+    """The sessions of this thread's loop that have something to send when its turn ends; None outside of turns."""
+
+    waiting: dict[Session, None] | None = None
+
+
+_turn = _Turn()
+
+
+class Together:
+    """What sessions send within the block goes when it ends, in one piece for each: every write costs a system call,
+    and wakes its receiver. A block that handles many messages says `handled` after each, so that the first ones to be
+    answered do not wait for the last."""
+
+    __slots__ = ("_handled", "_outermost")
+
+    def __enter__(self) -> Self:
+        self._handled = 0
+        self._outermost = _turn.waiting is None
+        if self._outermost:
+            _turn.waiting = {}
+        return self
+
+    def handled(self) -> None:
+        self._handled += 1
+        if self._outermost and not self._handled % _A_TURN:
+            waiting, _turn.waiting = _turn.waiting, {}
+            _flush(waiting)
+
+    def __exit__(self, *_: object) -> None:
+        if self._outermost:
+            waiting, _turn.waiting = _turn.waiting, None
+            _flush(waiting)
+
+
+def _flush(sessions: Iterable[Session] | None) -> None:
+    for session in sessions or ():
+        session.flush()
+
+
 class Session(asyncio.Protocol):
     """One session. Its owner sets `on_frame` and `on_closed` before the first frame can come."""
 
@@ -87,7 +131,7 @@ class Session(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._rest = bytearray()
         self._needed = _LENGTH.size  # bytes of `_rest` before there is anything to do
-        self._later: list[bytes] = []
+        self._unwritten: list[bytes] = []  # frames with their lengths, until the turn ends or the timer fires
         self._timer: asyncio.TimerHandle | None = None
         self._open = False
         self._error: TransportError | None = None
@@ -102,12 +146,31 @@ class Session(asyncio.Protocol):
             return
         if len(frame) > self._max_frame:
             raise ValueError(f"a frame of {len(frame)} bytes is longer than {self._max_frame}")
-        if self._later:
+        self._unwritten += (_LENGTH.pack(len(frame)), frame)
+        if _turn.waiting is None or len(frame) > _COPY_LIMIT or len(self._unwritten) >= 2 * _MOST:
             self.flush()
-        if len(frame) <= _COPY_LIMIT:
-            self._transport.write(_LENGTH.pack(len(frame)) + frame)
         else:
-            self._transport.writelines((_LENGTH.pack(len(frame)), frame))
+            _turn.waiting[self] = None
+
+    def send_later(self, frame: bytes) -> None:
+        """Send a frame that is not urgent: soon, together with others, and before the next urgent one."""
+        if not self._open:
+            return
+        self._unwritten += (_LENGTH.pack(len(frame)), frame)
+        if len(self._unwritten) >= 2 * _MOST:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATER_SECONDS, self._flush_in_time)
+
+    def flush(self) -> None:
+        """Send the delayed frames."""
+        if not self._unwritten or self._transport is None or not self._open:
+            return
+        frames, self._unwritten = self._unwritten, []
+        if sum(map(len, frames)) <= _COPY_LIMIT:
+            self._transport.write(b"".join(frames))
+        else:
+            self._transport.writelines(frames)
         if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self._fail(
                 OverloadError(
@@ -117,26 +180,9 @@ class Session(asyncio.Protocol):
                 )
             )
 
-    def send_later(self, frame: bytes) -> None:
-        """Send a frame that is not urgent: soon, together with others, and before the next urgent one."""
-        if not self._open:
-            return
-        self._later.append(_LENGTH.pack(len(frame)) + frame)
-        if len(self._later) >= _MOST_LATER:
-            self.flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LATER_SECONDS, self._flush_in_time)
-
-    def flush(self) -> None:
-        """Send the delayed frames."""
-        if self._later and self._transport is not None:
-            frames, self._later = self._later, []
-            self._transport.write(b"".join(frames))
-
     def _flush_in_time(self) -> None:
         self._timer = None
-        if self._open:
-            self.flush()
+        self.flush()
 
     def close(self) -> None:
         """Close after sending everything queued; deliver no more frames."""
@@ -164,15 +210,15 @@ class Session(asyncio.Protocol):
         self._made(self)
 
     def data_received(self, data: bytes) -> None:
-        if not self._rest:
-            self._deliver(data)
-        else:
+        if self._rest:
             self._rest += data
-            if len(self._rest) >= self._needed:
-                whole, self._rest = bytes(self._rest), bytearray()
-                self._deliver(whole)
+            if len(self._rest) < self._needed:
+                return
+            data, self._rest = bytes(self._rest), bytearray()
+        with Together() as turn:
+            self._deliver(data, turn)
 
-    def _deliver(self, data: bytes) -> None:
+    def _deliver(self, data: bytes, turn: Together) -> None:
         """Hand out every whole frame in the data, and keep the rest."""
         at, end = 0, len(data)
         while self._open:
@@ -194,6 +240,7 @@ class Session(asyncio.Protocol):
                 self._needed = _LENGTH.size + length
                 break
             self.on_frame(data[at + _LENGTH.size : frame_end])
+            turn.handled()
             at = frame_end
         if at < end:
             self._rest += data[at:]
@@ -205,7 +252,7 @@ class Session(asyncio.Protocol):
             self._error = ConnectionLostError(reason, self.peer.address, "check whether the process there still runs")
         self._transport = None
         self._rest.clear()
-        self._later.clear()
+        self._unwritten.clear()
         if self._timer is not None:
             self._timer.cancel()
         self.on_closed(self._error)

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,7 +83,7 @@ from hoplite_ucx.transports.interface import MAX_GRANULE, Fault, Priority, Sink,
 from hoplite_ucx.transports.mixed_transport import open_transport
 from hoplite_ucx.transports.wire.addresses import check_token
 from hoplite_ucx.transports.wire.handshake import Identity, Kind
-from hoplite_ucx.transports.wire.session import Listener
+from hoplite_ucx.transports.wire.session import Listener, Together
 from hoplite_ucx.transports.wire.tls import open_tls
 
 if TYPE_CHECKING:
@@ -127,6 +128,9 @@ class Agent:
         self._receiving: dict[StreamId, int] = {}  # streams that are not closed, and the segment of each
         self._serving: dict[StreamId, int] = {}
         self._history = StreamHistory()
+        self._reported: deque[NodeEvent] = deque()
+        """By other threads, for the loop."""
+        self._called = False
         self._observers: Observers[NodeEvent, NodeEffect] = Observers()
         self._endpoint: Endpoint | None = None
         self._viewers = Viewers(self.report)
@@ -269,20 +273,30 @@ class Agent:
         self._driver.feed(event)
 
     def _dispatch_soon(self, event: NodeEvent) -> None:
-        """From any thread."""
-        if not self._closed:
-            self._loop.call_soon_threadsafe(self.dispatch, event)
+        """From any thread. A thread often reports several ends in a row: the loop is called once for them."""
+        if self._closed:
+            return
+        self._reported.append(event)
+        if not self._called:
+            self._called = True
+            self._loop.call_soon_threadsafe(self._take_reports)
+
+    def _take_reports(self) -> None:
+        self._called = False  # first: a report that comes from now on calls again
+        with Together() as turn:
+            while self._reported:
+                event = self._reported.popleft()
+                if isinstance(event, ReceiveClosed | ServeClosed):
+                    self._stream_over(event)
+                else:
+                    self.dispatch(event)
+                turn.handled()
 
     def _stream_over(self, event: ReceiveClosed | ServeClosed) -> None:
         streams = self._receiving if isinstance(event, ReceiveClosed) else self._serving
         streams.pop(event.stream, None)
         self.dispatch(event)
         self._history.over(event.stream)
-
-    def _stream_over_soon(self, event: ReceiveClosed | ServeClosed) -> None:
-        """From any thread."""
-        if not self._closed:
-            self._loop.call_soon_threadsafe(self._stream_over, event)
 
     def _succeed(self, event: NodeEvent, error: Exception) -> None:
         """The machine raised: its waiting calls fail or are repeated, and another machine continues with what is
@@ -463,7 +477,7 @@ class Agent:
 
     def _received(self, stream: StreamId, watermark: int, fault: Fault | None) -> None:
         self._history.closed(stream, watermark, fault)
-        self._stream_over_soon(ReceiveClosed(stream, watermark, StreamFault.BROKEN if fault is not None else None))
+        self._dispatch_soon(ReceiveClosed(stream, watermark, StreamFault.BROKEN if fault is not None else None))
 
     def _cancel_receive(self, effect: CancelReceive) -> None:
         key = (effect.stream.receiver, effect.stream.number)
@@ -474,7 +488,7 @@ class Agent:
         stream, key = effect.stream, (effect.stream.receiver, effect.stream.number)
         segment = self._store[effect.segment]
         self._serving[stream] = effect.segment
-        on_closed = partial(self._stream_over_soon, ServeClosed(stream))
+        on_closed = partial(self._dispatch_soon, ServeClosed(stream))
         if self._is_me(stream.receiver):
             self._local.serve(key, segment, on_closed)
             return

@@ -54,6 +54,7 @@ from hoplite_ucx.runtime.local.remedies import delete_left
 from hoplite_ucx.runtime.shell.wakeups import now
 from hoplite_ucx.transports import shm
 from hoplite_ucx.transports.descriptors import lifted
+from hoplite_ucx.transports.wire.session import Together
 
 _RECEIVE = 64 << 10  # more would be mapped and unmapped by every call
 _MAX_UNSENT = 64 << 20
@@ -670,19 +671,22 @@ class WorkerSession:
             self.close()
             return
         try:
-            for frame in self._frames.feed(data):
-                request = wire.decode_request(frame)
-                if self.worker is None:
-                    if not isinstance(request, wire.Hello):
-                        self.close()
+            with Together() as turn:
+                for frame in self._frames.feed(data):
+                    self._take(wire.decode_request(frame))
+                    if self._closed:
                         return
-                    self._workers.hello(self, request)
-                else:
-                    self._workers.request(self, request)
-                if self._closed:
-                    return
+                    turn.handled()
         except HopliteError:
             self.close()  # a frame that cannot be read: nothing after it can be
+
+    def _take(self, request: wire.Request) -> None:
+        if self.worker is not None:
+            self._workers.request(self, request)
+        elif isinstance(request, wire.Hello):
+            self._workers.hello(self, request)
+        else:
+            self.close()
 
 
 def _deadline(timeout: float | None) -> float | None:

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -22,8 +22,8 @@ from hoplite_ucx.transports.errors import (
 )
 from hoplite_ucx.transports.wire import session as sessions
 from hoplite_ucx.transports.wire.addresses import parse_address, socket_address
-from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
-from hoplite_ucx.transports.wire.session import Listener, Session, connect, probe
+from hoplite_ucx.transports.wire.handshake import Identity, Kind, Peer, client, run_blocking
+from hoplite_ucx.transports.wire.session import Listener, Session, Together, connect, probe
 from tests.tools.waiting import HANG
 
 TOKEN = b"a token"
@@ -141,6 +141,110 @@ def test_what_nobody_waits_for_goes_with_the_next_frame_or_after_a_moment(run: C
             assert server.end.frames == [b"first", b"second", b"third", b"alone", *many]
 
     run(scenario())
+
+
+class Written(asyncio.Transport):
+    """Keeps every write apart."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def writelines(self, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.writes.append(b"".join(pieces))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def recorded() -> tuple[Session, Written]:
+    session, transport = Session(Peer("peer", 1, Kind.CONTROL, b"", b""), lambda _: None), Written()
+    session.connection_made(transport)
+    return session, transport
+
+
+def framed(*frames: bytes) -> bytes:
+    return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+
+
+def test_what_is_sent_together_is_one_write() -> None:
+    session, transport = recorded()
+    other, to_other = recorded()
+    with Together():
+        session.send(b"first")
+        with Together():
+            other.send(b"other")
+            session.send(b"second")
+        assert not transport.writes + to_other.writes, "an inner block ends nothing"
+    assert transport.writes == [framed(b"first", b"second")]
+    assert to_other.writes == [framed(b"other")]
+    session.send(b"alone")
+    assert transport.writes[1:] == [framed(b"alone")]
+
+
+def test_answers_to_frames_that_came_together_are_one_write() -> None:
+    session, transport = recorded()
+    session.on_frame = lambda frame: session.send(frame + b"!")
+    session.data_received(framed(b"first", b"second", b"third")[:-2])
+    assert transport.writes == [framed(b"first!", b"second!")]
+    session.data_received(b"rd")
+    assert transport.writes[1:] == [framed(b"third!")]
+
+
+def test_the_first_of_many_answers_does_not_wait_for_the_last() -> None:
+    session, transport = recorded()
+    at_the_last: list[int] = []
+
+    def answer(frame: bytes) -> None:
+        if frame == b"last":
+            at_the_last.append(len(transport.writes))
+        session.send(frame)
+
+    session.on_frame = answer
+    session.data_received(framed(*[b"one of many"] * 20, b"last"))
+    assert at_the_last == [2]
+    assert b"".join(transport.writes) == framed(*[b"one of many"] * 20, b"last")
+    assert len(transport.writes) == 3
+
+
+def test_little_waits_for_the_end_of_a_turn(run: Callable[..., None]) -> None:
+    async def scenario() -> None:
+        session, transport = recorded()
+        with Together():
+            session.send_later(b"patient")
+            session.send(large := bytes(100_000))
+            assert transport.writes == [framed(b"patient", large)]
+            for _ in range(100):
+                session.send(b"one of many")
+            assert len(transport.writes) == 2
+            session.close()
+            assert sum(map(len, transport.writes[1:])) == 100 * len(framed(b"one of many"))
+            assert transport.closed
+            session.send(b"too late")
+        assert b"too late" not in transport.writes[-1]
+
+    run(scenario())
+
+
+def test_a_turn_that_fails_sends_what_was_said() -> None:
+    session, transport = recorded()
+
+    def fail(frame: bytes) -> None:
+        session.send(frame)
+        raise ZeroDivisionError
+
+    session.on_frame = fail
+    with pytest.raises(ZeroDivisionError):
+        session.data_received(framed(b"asked"))
+    assert transport.writes == [framed(b"asked")]
+    session.send(b"on")
+    assert transport.writes[1:] == [framed(b"on")]
 
 
 def test_a_session_closed_by_a_handler_delivers_nothing_more(run: Callable[..., None]) -> None:
