@@ -31,6 +31,7 @@ from hoplite_ucx.runtime.worker.checks import (
     list_of_refs,
     list_of_values,
     optional_ref,
+    ref_for_object,
     refs_for_values,
 )
 from hoplite_ucx.runtime.worker.client import Client
@@ -147,8 +148,9 @@ class Cluster:
         """
         ours = self._of.client
         seconds = check_timeout(timeout)
-        name = optional_ref(ref)
+        optional_ref(ref)
         encoded = encode(value)
+        name = ref_for_object(ref, encoded.size, ours.greeting.inline_limit)
         if stream is not None:
             encoded.stream = check_stream(stream)
         ours.put(name.binary, encoded, seconds, fresh=ref is None)

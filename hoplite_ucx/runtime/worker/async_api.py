@@ -35,6 +35,7 @@ from hoplite_ucx.runtime.worker.checks import (
     list_of_refs,
     list_of_values,
     optional_ref,
+    ref_for_object,
     refs_for_values,
 )
 from hoplite_ucx.runtime.worker.connection import late
@@ -115,10 +116,11 @@ class AsyncCluster:
         """See `Cluster.put`. Without `stream`, the current one is that of the thread of the event loop."""
         here = self._here()
         seconds = check_timeout(timeout)
-        name = optional_ref(ref)
+        optional_ref(ref)
         behind = current_stream() if stream is None else check_stream(stream)
         encoded = await in_thread(partial(encode, value))
         encoded.stream = behind
+        name = ref_for_object(ref, encoded.size, here.client.greeting.inline_limit)
         if encoded.size <= here.client.greeting.small_limit:
             here.client.reader.is_near(name.binary)
             await here.carry_out(calls.put_small(name.binary, encoded, seconds, fresh=ref is None))

@@ -13,7 +13,7 @@ from hoplite_ucx.protocol.messages import Operation
 from hoplite_ucx.runtime.objects import filling
 from hoplite_ucx.runtime.objects.layouts import MAX_BYTES, SAFE_DIMENSIONS, Kind, Leaf, describe_dtype
 from hoplite_ucx.runtime.settings import HostSettings, load
-from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
+from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref, ref_of_large
 from hoplite_ucx.settings.errors import ConfigurationError
 from hoplite_ucx.settings.quantities import format_size, parse_size
 from hoplite_ucx.settings.reading import Argument
@@ -52,6 +52,11 @@ def one_ref(ref: object) -> ObjectRef:
 
 def optional_ref(ref: object) -> ObjectRef:
     return new_ref() if ref is None else one_ref(ref)
+
+
+def ref_for_object(ref: object, size: int, inline_limit: int) -> ObjectRef:
+    """The one that was given, or a new one that says whether the directory has the object itself."""
+    return ref_of_large() if ref is None and size > inline_limit else optional_ref(ref)
 
 
 def list_of_refs(refs: object, most: int | None = None) -> list[ObjectRef]:

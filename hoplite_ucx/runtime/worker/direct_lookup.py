@@ -8,7 +8,8 @@ time; a separate thread does that, at the first need and not sooner than a pause
 
 One session serves the process. `_lock` is held while a question is open, and callers do not wait for it: a thread that
 finds it taken asks its agent. Gets of *near* objects also go to the agent: those that this process put or asked to be
-reduced, and large ones, as far as they are remembered. After two large gets in a row, a worker asks its agent first
+reduced, and large ones, as far as they are remembered. So do gets of refs that `put` made for a large object: they say
+so (see `refs`). Of other refs nobody knows. After two large gets in a row, a worker asks its agent first
 until a small object comes: the next object is likely large too, and a wrong guess costs one small get the longer way.
 """
 
@@ -24,6 +25,7 @@ from struct import Struct
 from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.protocol.lookups import MAX_ANSWER, QUESTION, Answer, Found, decode_answer, decode_incarnation
 from hoplite_ucx.runtime.local.worker_messages import DirectoryAt
+from hoplite_ucx.runtime.worker.refs import is_large
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.wire.addresses import parse_address, tune
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, client, run_blocking
@@ -67,7 +69,7 @@ class Reader:
         """The object, if it is small and the directory has it; takes no longer than the directory's answer, or a short
         time."""
         limit = _PATIENCE if timeout is None or timeout > _PATIENCE else timeout
-        if self._large >= _LARGE_IN_A_ROW or ref in self._near or limit < _LEAST:
+        if self._large >= _LARGE_IN_A_ROW or is_large(ref) or ref in self._near or limit < _LEAST:
             return None
         if not self._lock.acquire(blocking=False):
             return None

@@ -10,7 +10,14 @@ from hoplite_ucx.protocol.errors import HopliteError
 from hoplite_ucx.runtime.objects import values
 from hoplite_ucx.runtime.objects.device_values import zeros_on
 from hoplite_ucx.runtime.objects.layouts import Array, ArrayLayout, encode_layout
-from hoplite_ucx.runtime.worker.checks import about, check_array, check_timeout, invalid, optional_ref
+from hoplite_ucx.runtime.worker.checks import (
+    about,
+    check_array,
+    check_timeout,
+    invalid,
+    optional_ref,
+    ref_for_object,
+)
 from hoplite_ucx.runtime.worker.client import OpenPut
 from hoplite_ucx.runtime.worker.membership import Membership
 from hoplite_ucx.runtime.worker.refs import ObjectRef
@@ -127,6 +134,7 @@ def open_draft(
     size = leaf.nbytes()
     if size <= ours.greeting.small_limit:
         return Draft(of, name, np.zeros(leaf.shape, leaf.numpy_dtype()), None, seconds)
+    name = ref_for_object(ref, size, ours.greeting.inline_limit)
     open_put = ours.begin_put(name.binary, size, encode_layout(ArrayLayout(leaf)), seconds)
     return Draft(of, name, leaf.on(open_put.memory), open_put, seconds)
 

@@ -6,10 +6,14 @@ import os
 from hoplite_ucx.protocol.errors import Failure, FailureKind, ObjectRef
 from hoplite_ucx.protocol.ids import REF_BYTES
 
-__all__ = ["ObjectRef", "new_ref", "ref_for"]
+__all__ = ["ObjectRef", "is_large", "new_ref", "ref_for", "ref_of_large"]
 
 _NAMED = b"hoplite name"
 """Names are hashed for this purpose only, so that no other use of the hash gives the same refs."""
+
+_LARGE = b"\xf5\x6c"
+"""How a ref ends that was made for an object which is too large for the directory. It is a hint: of the other refs, one
+in 65,536 ends so by chance."""
 
 _NAMES_KEPT = 4096
 _SHOWN = 200
@@ -22,6 +26,16 @@ def new_ref() -> ObjectRef:
     """A name for an object that does not exist yet: `put(value, ref=...)` creates the object, and gets of the ref wait
     for that. Raises nothing."""
     return ObjectRef(os.urandom(REF_BYTES))
+
+
+def ref_of_large() -> ObjectRef:
+    """A new ref that tells those who get it that the directory does not have the object itself."""
+    return ObjectRef(os.urandom(REF_BYTES - len(_LARGE)) + _LARGE)
+
+
+def is_large(ref: bytes) -> bool:
+    """Whether the ref says so."""
+    return ref.endswith(_LARGE)
 
 
 def ref_for(name: str) -> ObjectRef:

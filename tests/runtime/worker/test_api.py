@@ -1,5 +1,6 @@
 """The public API on an embedded cluster: what every function does, and what it refuses."""
 
+import asyncio
 import os
 import pickle
 import select
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import hoplite_ucx as hoplite
-from hoplite_ucx import errors
+from hoplite_ucx import aio, errors
 from hoplite_ucx.errors import (
     ClosedError,
     GetTimeoutError,
@@ -24,6 +25,7 @@ from hoplite_ucx.errors import (
     PutAbortedError,
 )
 from hoplite_ucx.runtime.worker import default_cluster
+from hoplite_ucx.runtime.worker.refs import is_large
 from tests.tools.waiting import HANG, eventually
 
 pytestmark = pytest.mark.usefixtures("embedded")
@@ -39,6 +41,21 @@ def test_put_and_get() -> None:
     assert not result.flags.writeable
     with pytest.raises(ValueError, match="WRITEABLE"):
         result.flags.writeable = True  # else a write would be a segmentation fault
+
+
+def test_a_ref_that_put_made_says_whether_the_object_is_large() -> None:
+    """Who gets it then asks only once: the directory for a small one, the agent for a large one."""
+    large = np.zeros(100_000)
+
+    async def put_async() -> hoplite.ObjectRef:
+        return await aio.put(large)
+
+    named = hoplite.new_ref()
+    for ref in (hoplite.put(large), asyncio.run(put_async()), hoplite.create(large.size, large.dtype).seal()):
+        assert is_large(ref.binary)
+        assert hoplite.get(ref, timeout=HANG).nbytes == large.nbytes
+    assert hoplite.put(large, ref=named) == named
+    assert not all(is_large(hoplite.put(b"small").binary) for _ in range(8))  # one may be, by chance
 
 
 def test_the_value_may_change_after_put() -> None:

@@ -14,6 +14,7 @@ from hoplite_ucx.protocol.lookups import Absent, Answer, Found, encode, encode_i
 from hoplite_ucx.runtime.local.worker_messages import DirectoryAt
 from hoplite_ucx.runtime.worker import direct_lookup as readers
 from hoplite_ucx.runtime.worker.direct_lookup import Reader
+from hoplite_ucx.runtime.worker.refs import ref_of_large
 from hoplite_ucx.transports.errors import TransportError
 from hoplite_ucx.transports.wire.addresses import socket_address
 from hoplite_ucx.transports.wire.handshake import Identity, Kind, run_blocking, server
@@ -157,6 +158,15 @@ def test_who_gets_large_objects_asks_again_after_a_small_one() -> None:
         assert directory.asked == [R]
         reader.agent_gave(R, large=False)
         assert reader.look(R, None) == FOUND
+
+
+def test_a_ref_that_was_made_for_a_large_object_is_not_asked_for() -> None:
+    with fake() as (directory, reader):
+        connect(reader)
+        assert reader.look(ref_of_large().binary, None) is None
+        assert not directory.asked
+        assert reader.look(R, None) == FOUND
+        assert directory.asked == [R]
 
 
 def test_who_has_no_time_does_not_ask() -> None:
