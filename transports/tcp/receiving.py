@@ -24,8 +24,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from struct import Struct
 
+from hoplite_ucx.transports import link_core
 from hoplite_ucx.transports.descriptors import lifted
-from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, ViolationError, connection_broke
+from hoplite_ucx.transports.errors import ConnectionLostError, OverloadError, connection_broke
 from hoplite_ucx.transports.interface import (
     MAX_GRANULE,
     Fault,
@@ -36,6 +37,7 @@ from hoplite_ucx.transports.interface import (
     Stream,
     StreamKey,
 )
+from hoplite_ucx.transports.link_core import ReceivingCore, violation
 from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 from hoplite_ucx.transports.tcp.sending import may_send
@@ -50,44 +52,20 @@ _SCRATCH = 256 << 10
 _RESET = Struct("@ii").pack(1, 0)
 
 
-class Incoming:
-    """One stream, as its receiver sees it."""
+class Incoming(link_core.Incoming):
+    """One stream, as its receiver sees it: `asked` is what the sender was granted."""
 
-    __slots__ = (
-        "ahead",
-        "channel",
-        "granted",
-        "granule",
-        "key",
-        "link",
-        "on_closed",
-        "over",
-        "received",
-        "sink",
-        "size",
-    )
+    sink: HostSink
 
     def __init__(self, stream: Stream, sink: HostSink, on_closed: ReceiveClosed) -> None:
-        self.key = stream.key
-        self.sink = sink
-        self.received = stream.offset
-        self.size = stream.size
-        self.granule = stream.granule
-        self.on_closed = on_closed
-        self.granted = 0
+        super().__init__(stream, sink, on_closed)
         self.ahead = 0  # how much was granted at first
-        self.channel = 0
-        self.over = False
         self.link: ReceivingLink | None = None
 
     def grown(self) -> None:
         """The sink takes more, or has made more of it final."""
         if self.link is not None:
             self.link.grant(self)
-
-    def close(self, fault: Fault | None) -> None:
-        watermark = self.sink.end()
-        self.on_closed(watermark, None if watermark >= self.size else fault)
 
 
 class ReceivingLink:
@@ -108,8 +86,7 @@ class ReceivingLink:
         self._on_ended = on_ended
         self._lock = threading.Lock()
         self._receiving: dict[StreamKey, Incoming] = {}
-        self._channels: dict[int, Incoming] = {}
-        self._last_channel = 0
+        self._core: ReceivingCore[Incoming] = ReceivingCore(address)
         self._filling: Incoming | None = None
         self._sock: socket.socket | None = None
         self._connected = False
@@ -131,15 +108,15 @@ class ReceivingLink:
 
     def receive(self, incoming: Incoming) -> bool:
         """Receive a stream; False if the link has ended, and the stream was not taken."""
-        incoming.granted = min(incoming.sink.limit(), incoming.size)
-        incoming.ahead = incoming.granted - incoming.received
+        incoming.asked = min(incoming.sink.limit(), incoming.size)
+        incoming.ahead = incoming.asked - incoming.received
         with self._lock:
             if self._ended or self._closed:
                 return False
             if incoming.key in self._receiving:
                 raise ValueError(f"stream {incoming.key} is already being received")
-            self._last_channel = incoming.channel = self._last_channel + 1
-            self._receiving[incoming.key] = self._channels[incoming.channel] = incoming
+            self._receiving[incoming.key] = incoming
+            self._core.add(incoming)
             incoming.link = self
             if self._connected:
                 self._open(incoming)
@@ -188,13 +165,13 @@ class ReceivingLink:
         cost a credit. `_fill` then calls this.
         """
         limit = min(incoming.sink.limit(), incoming.size)
-        complete = incoming.sink.watermark() >= incoming.size
+        complete = incoming.complete
         with self._lock:
             if incoming.over:
                 return
-            due = limit - incoming.granted >= incoming.granule or limit == incoming.size
-            if limit > incoming.granted and (due or incoming.received >= incoming.granted):
-                incoming.granted = limit
+            due = limit - incoming.asked >= incoming.granule or limit == incoming.size
+            if limit > incoming.asked and (due or incoming.received >= incoming.asked):
+                incoming.asked = limit
                 if self._connected:
                     self._send_record(Record.CREDIT, incoming.channel, limit)
             if not complete:
@@ -210,11 +187,12 @@ class ReceivingLink:
     def _remove(self, incoming: Incoming) -> None:
         incoming.over = True
         del self._receiving[incoming.key]
-        if self._channels.pop(incoming.channel, None) and self._connected and incoming.received < incoming.size:
+        del self._core.streams[incoming.channel]
+        if self._connected and incoming.received < incoming.size:
             self._send_record(Record.CANCEL, incoming.channel)
 
     def _open(self, incoming: Incoming) -> None:
-        self._send_record(Record.OPEN, incoming.channel, incoming.granted, *incoming.key)
+        self._send_record(Record.OPEN, incoming.channel, incoming.asked, *incoming.key)
 
     def _send_record(self, what: Record, channel: int, limit: int = 0, receiver: int = 0, number: int = 0) -> None:
         self._unsent += RECORD.pack(what, channel, limit, receiver, number)
@@ -264,7 +242,7 @@ class ReceivingLink:
         set_timeouts(sock)
         with self._lock:
             self._connected = True
-            for incoming in self._channels.values():
+            for incoming in self._core.streams.values():
                 self._open(incoming)
         return sock
 
@@ -273,8 +251,8 @@ class ReceivingLink:
         while self._read_header(sock, header):
             channel, length, offset = DATA.unpack(header)
             with self._lock:
-                incoming = self._channels.get(channel)
-                self._check_frame(incoming, channel, length, offset)
+                incoming = self._core.find(channel)
+                self._check_frame(incoming, length, offset)
                 self._filling = incoming
             drained = length if incoming is None else self._fill(sock, incoming, offset, offset + length)
             if drained:
@@ -340,8 +318,8 @@ class ReceivingLink:
             incoming.received = at
             sink.arrived(at)
         # In time, so that the sender never waits: when half of what it may send ahead is used up.
-        left = incoming.granted - at
-        if left <= 0 or (incoming.granted < incoming.size and left <= incoming.ahead // 2):
+        left = incoming.asked - at
+        if left <= 0 or (incoming.asked < incoming.size and left <= incoming.ahead // 2):
             self.grant(incoming)
         with self._lock:
             self._filling = None
@@ -363,17 +341,10 @@ class ReceivingLink:
                 raise self._lost()
             count -= got
 
-    def _check_frame(self, incoming: Incoming | None, channel: int, length: int, offset: int) -> None:
-        if incoming is None:
-            valid = channel <= self._last_channel  # it was closed while the frame was on its way
-        else:
-            valid = offset == incoming.received and offset + length <= incoming.granted
-        if not valid or not 0 < length <= MAX_GRANULE:
-            raise ViolationError(
-                f"the sender violated the link protocol: {length} bytes at {offset} on channel {channel}",
-                self.address,
-                "install the same release on both hosts",
-            )
+    def _check_frame(self, incoming: Incoming | None, length: int, offset: int) -> None:
+        expected = incoming is None or (offset == incoming.received and offset + length <= incoming.asked)
+        if not expected or not 0 < length <= MAX_GRANULE:
+            raise violation(f"{length} bytes at {offset}", self.address)
 
     def _check_unsent(self) -> None:
         if len(self._unsent) > MAX_UNSENT:

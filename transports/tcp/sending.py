@@ -1,10 +1,7 @@
 """The sending end of a TCP link: one thread that sends the frames of all streams that one receiver pulls.
 
-Streams that have bytes to send and credit for them are in a queue. Those of the first priority take turns; in its turn
-a stream sends one frame. Streams with a rank give their turns to the lowest rank among them, which does not affect the
-others. A stream that has been in the queue for long goes first, because a stream that does not move counts as stalled.
-A stream that waits for bytes or credit is not in the queue: a rise of its source's watermark, or a credit, puts it
-back. The thread sleeps only if the queue is empty.
+In its turn (see `link_core`) a stream sends one frame. A stream that waits for bytes or credit is not in the queue: a
+rise of its source's watermark, or a credit, puts it back. The thread sleeps only if the queue is empty.
 
 The receiver opens the connection. A stream may be served before that, and outlives connections on which it was not
 opened. If no connection comes for a while, the stream is closed, and the link ends.
@@ -28,10 +25,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from operator import attrgetter
 
-from hoplite_ucx.transports.errors import ConnectionLostError, ViolationError, connection_broke
+from hoplite_ucx.transports import link_core
+from hoplite_ucx.transports.errors import ConnectionLostError, connection_broke
 from hoplite_ucx.transports.interface import HostSource, LinkStatus, Priority, ServeClosed, Side, Stream, StreamKey
+from hoplite_ucx.transports.link_core import SendingCore, violation
 from hoplite_ucx.transports.link_timers import PAUSED, LinkTimers
 from hoplite_ucx.transports.tcp.frames import DATA, RECORD, Record, set_timeouts
 
@@ -45,16 +43,11 @@ FIRST_FRAME = 64 << 10
 # its turn. With large granules frames are few anyway.
 SMALL_GRANULE = 64 << 10
 GRANULES = 4
-# Streams that a receiver may have opened and that are not served yet.
-MAX_GRANTS = 4096
 _RECORDS_READ = 16 << 10
 # While nothing is served, this many bytes of records may wait unread.
 UNHEARD = 32 << 10
 
 _this_thread = threading.local()
-_since = attrgetter("since")
-_priority = attrgetter("priority")
-_rank = attrgetter("rank")
 
 
 def _ignore() -> None:
@@ -66,27 +59,21 @@ def may_send() -> None:
     _this_thread.may_send = True
 
 
-class Outgoing:
+class Demand(link_core.Demand):
+    """`limit` is the receiver's credit: how far it takes bytes."""
+
+    __slots__ = ("limit",)
+
+    def __init__(self, key: StreamKey, channel: int, limit: int) -> None:
+        super().__init__(key, channel)
+        self.limit = limit
+
+
+class Outgoing(link_core.Outgoing[Demand]):
     """One stream, as its sender sees it."""
 
-    __slots__ = (
-        "begin",
-        "channel",
-        "granule",
-        "key",
-        "limit",
-        "longest",
-        "on_closed",
-        "over",
-        "position",
-        "priority",
-        "queued",
-        "rank",
-        "risen",
-        "since",
-        "size",
-        "source",
-    )
+    __slots__ = ("begin", "longest")
+    source: HostSource
 
     def __init__(
         self,
@@ -98,22 +85,9 @@ class Outgoing:
         begin: Callable[[], None] = _ignore,
     ) -> None:
         """`begin` is called when the receiver has asked for the stream."""
-        self.key = stream.key
-        self.source = source
-        self.position = stream.offset
-        self.size = stream.size
-        self.granule = stream.granule
+        super().__init__(stream, source, on_closed, priority, rank)
         self.longest = min(stream.granule, FIRST_FRAME)  # of its next frame
-        self.priority = priority
-        self.rank = rank
-        self.on_closed = on_closed
         self.begin = begin
-        self.channel = 0  # none yet
-        self.limit = 0
-        self.queued = False
-        self.since = 0.0  # when it entered the queue
-        self.over = False
-        self.risen: Callable[[], None] = _ignore
 
 
 class SendingLink:
@@ -130,10 +104,7 @@ class SendingLink:
         self._on_ended = on_ended
         self._lock = threading.Lock()
         self._serving: dict[StreamKey, Outgoing] = {}
-        self._channels: dict[int, Outgoing] = {}
-        self._grants: dict[StreamKey, tuple[int, int]] = {}  # opened by the receiver and not served yet: channel, limit
-        self._ungranted: dict[int, StreamKey] = {}  # the same by channel
-        self._queue: list[Outgoing] = []
+        self._core: SendingCore[Demand, Outgoing] = SendingCore(f"{peer:x}", timers)
         self._sending: Outgoing | None = None
         self._unfinished: tuple[bytes, memoryview, int] | None = None  # header, bytes, how much is sent: of `_sending`
         self._turn = threading.Lock()
@@ -183,9 +154,7 @@ class SendingLink:
             if taken and not known:
                 self._serving[outgoing.key] = outgoing
                 self._grace = time.monotonic() + self._timers.grace
-                if (grant := self._grants.pop(outgoing.key, None)) is not None:
-                    del self._ungranted[grant[0]]
-                    self._admit(outgoing, *grant)
+                self._core.serve(outgoing)
         if known or not taken:
             outgoing.source.unsubscribe(outgoing.risen)
         if known:
@@ -196,7 +165,7 @@ class SendingLink:
 
     def _begin(self, outgoing: Outgoing) -> None:
         """Start the stream if it was opened."""
-        if not outgoing.channel and self._turn.acquire(blocking=False):
+        if outgoing.demand is None and self._turn.acquire(blocking=False):
             try:
                 self._read_records_here()
             finally:
@@ -219,7 +188,7 @@ class SendingLink:
 
     def _enqueue_if_sendable(self, outgoing: Outgoing) -> None:
         """Put it in the queue if there is something to send; otherwise a rise of its source or a credit does."""
-        if outgoing.channel:
+        if outgoing.demand is not None:
             outgoing.begin()
         try:
             ready = self._sendable(outgoing) > 0
@@ -238,7 +207,7 @@ class SendingLink:
             if outgoing is self._sending:
                 return  # the thread closes it when its system call ends
             self._remove(outgoing)
-        self._close_stream(outgoing)
+        outgoing.close()
 
     def positions(self) -> dict[StreamKey, int]:
         return {outgoing.key: outgoing.position for outgoing in list(self._serving.values())}
@@ -281,7 +250,8 @@ class SendingLink:
         with self._lock:
             sock = self._sock
             gone = sock is None or self._closed or self._next_sock is not None
-            if gone or self._queue or self._sending is not None or outgoing.over or not outgoing.channel:
+            demand = outgoing.demand
+            if gone or self._core.waiting or self._sending is not None or outgoing.over or demand is None:
                 return False
             self._sending = outgoing
         assert sock is not None
@@ -293,7 +263,7 @@ class SendingLink:
                 self._sending = None
             return False
         if window is not None:
-            header = DATA.pack(outgoing.channel, window.nbytes, outgoing.position)
+            header = DATA.pack(demand.channel, window.nbytes, outgoing.position)
             try:
                 sent = sock.sendmsg((header, window), (), socket.MSG_DONTWAIT)
             except OSError:
@@ -310,40 +280,17 @@ class SendingLink:
     # --- under the lock ----------------------------------------------------------------------------------------
 
     def _enqueue(self, outgoing: Outgoing) -> None:
-        if not (outgoing.queued or outgoing.over) and outgoing.channel:
-            outgoing.queued = True
-            outgoing.since = time.monotonic()
-            self._queue.append(outgoing)
+        if self._core.enqueue(outgoing, time.monotonic()):
             self._wake_up()
-
-    def _dequeue(self, now: float) -> Outgoing:
-        """Take the next stream out of the queue; of equals, the one that came first."""
-        line = self._queue
-        oldest = min(line, key=_since)
-        if now - oldest.since >= self._timers.patience:
-            line.remove(oldest)
-            return oldest
-        first = lowest = min(line, key=_priority)
-        if first.rank:
-            lowest = min((o for o in line if o.rank and o.priority == first.priority), key=_rank)
-        place = line.index(first)
-        line[line.index(lowest)] = first  # a stream that gives its turn away gets the turn of the one that took it
-        del line[place]
-        return lowest
 
     def _wake_up(self) -> None:
         if self._asleep:
             self._asleep = False
             os.eventfd_write(self._wake, 1)
 
-    def _admit(self, outgoing: Outgoing, channel: int, limit: int) -> None:
-        outgoing.channel, outgoing.limit = channel, limit
-        self._channels[channel] = outgoing
-
     def _remove(self, outgoing: Outgoing) -> None:
-        outgoing.over = True
         del self._serving[outgoing.key]
-        self._channels.pop(outgoing.channel, None)
+        self._core.remove(outgoing)
         if not self._serving:
             self._heed_records()
 
@@ -424,8 +371,9 @@ class SendingLink:
 
     def _sendable(self, outgoing: Outgoing) -> int:
         """How long the stream's next frame can be."""
-        longest = min(outgoing.longest, outgoing.granule) if self._queue else outgoing.longest
-        end = min(outgoing.position + longest, outgoing.source.watermark(), outgoing.limit, outgoing.size)
+        limit = outgoing.position if outgoing.demand is None else outgoing.demand.limit
+        longest = min(outgoing.longest, outgoing.granule) if self._core.waiting else outgoing.longest
+        end = min(outgoing.position + longest, outgoing.source.watermark(), limit, outgoing.size)
         return end - outgoing.position
 
     def _finish(self, sock: socket.socket, header: bytes, window: memoryview, sent: int) -> None:
@@ -439,13 +387,8 @@ class SendingLink:
 
     def _take_turn(self, now: float) -> Outgoing | None:
         with self._lock:
-            while self._queue:
-                outgoing = self._queue.pop() if len(self._queue) == 1 else self._dequeue(now)
-                outgoing.queued = False
-                if not outgoing.over:
-                    self._sending = outgoing
-                    return outgoing
-        return None
+            self._sending = self._core.next(now)
+            return self._sending
 
     def _end_turn(self, outgoing: Outgoing, *, again: bool) -> None:
         """A stream that sent nothing waits: for its source, which then calls `_risen`, or for credit."""
@@ -459,11 +402,11 @@ class SendingLink:
             elif again:
                 self._enqueue(outgoing)
         if over:
-            self._close_stream(outgoing)
+            outgoing.close()
 
     def _sleep(self) -> None:
         with self._lock:
-            if self._queue or self._closed or self._next_sock is not None:
+            if self._core.waiting or self._closed or self._next_sock is not None:
                 return
             self._asleep = True
         self._turn.release()
@@ -474,8 +417,9 @@ class SendingLink:
             self._asleep = False
 
     def _send_frame(self, sock: socket.socket, outgoing: Outgoing, window: memoryview) -> None:
+        assert outgoing.demand is not None
         length = window.nbytes
-        header = DATA.pack(outgoing.channel, length, outgoing.position)
+        header = DATA.pack(outgoing.demand.channel, length, outgoing.position)
         try:
             sent = sock.sendmsg((header, window))
         except BlockingIOError:
@@ -501,7 +445,7 @@ class SendingLink:
                 with self._lock:
                     self._sending = None
                     self._remove(outgoing)
-                self._close_stream(outgoing)
+                outgoing.close()
             pieces = (header[sent:], window) if sent < DATA.size else (window[sent - DATA.size :],)
             try:
                 sent += sock.sendmsg(pieces)
@@ -525,60 +469,40 @@ class SendingLink:
         self._records = data[whole:]
 
     def _record(self, what: int, channel: int, limit: int, receiver: int, number: int) -> None:
-        cancelled: Outgoing | None = None
-        opened: Outgoing | None = None
-        with self._lock:
-            outgoing = self._channels.get(channel)
-            if what == Record.OPEN:
-                opened = self._opened((receiver, number), channel, limit)
-            elif what == Record.CREDIT:
-                if outgoing is not None:
-                    outgoing.limit = max(outgoing.limit, limit)
-                    self._enqueue(outgoing)
-                elif (key := self._ungranted.get(channel)) is not None:
-                    self._grants[key] = channel, limit
-            elif what == Record.CANCEL:
-                if outgoing is not None and outgoing is self._sending:
-                    outgoing.over = True  # its frame is under way: `_send_rest` closes it
-                elif outgoing is not None:
-                    self._remove(outgoing)
-                    cancelled = outgoing
-                elif (key := self._ungranted.pop(channel, None)) is not None:
-                    del self._grants[key]
-            else:
-                raise self._violation(f"a record of kind {what}")
-        if opened is not None:
-            self._enqueue_if_sendable(opened)
-        if cancelled is not None:
-            self._close_stream(cancelled)
-
-    def _opened(self, key: StreamKey, channel: int, limit: int) -> Outgoing | None:
-        """The stream, if it is served already."""
-        outgoing = self._serving.get(key)
-        again = key in self._grants or (outgoing is not None and outgoing.channel)
-        if not channel or channel in self._channels or channel in self._ungranted or again:
-            raise self._violation(f"channel {channel} or its stream opened twice")
-        if outgoing is None:
-            if len(self._grants) >= MAX_GRANTS:
-                raise self._violation(f"it opened more than {MAX_GRANTS} streams that are not being served")
-            self._grants[key] = channel, limit
-            self._ungranted[channel] = key
+        if what == Record.OPEN:
+            self._opened(Demand((receiver, number), channel, limit))
+        elif what == Record.CREDIT:
+            self._credited(channel, limit)
+        elif what == Record.CANCEL:
+            self._cancelled(channel)
         else:
-            self._admit(outgoing, channel, limit)
-        return outgoing
+            raise violation(f"a record of kind {what}", f"{self.peer:x}")
 
-    def _violation(self, what: str) -> ViolationError:
-        return ViolationError(
-            f"the receiver violated the link protocol: {what}",
-            f"{self.peer:x}",
-            "install the same release on both hosts",
-        )
+    def _opened(self, demand: Demand) -> None:
+        with self._lock:
+            outgoing = self._serving.get(demand.key)
+            self._core.open(demand, outgoing)
+        if outgoing is not None:
+            self._enqueue_if_sendable(outgoing)
 
-    def _close_stream(self, outgoing: Outgoing) -> None:
-        """Nothing here refers to the source after it: its memory may be large, and goes with the last reference."""
-        outgoing.source.unsubscribe(outgoing.risen)
-        outgoing.risen = _ignore  # the old callback refers to the stream itself
-        outgoing.on_closed()
+    def _credited(self, channel: int, limit: int) -> None:
+        with self._lock:
+            if (demand := self._core.demand(channel)) is not None:
+                demand.limit = max(demand.limit, limit)
+                if (outgoing := self._core.streams.get(channel)) is not None:
+                    self._enqueue(outgoing)
+
+    def _cancelled(self, channel: int) -> None:
+        with self._lock:
+            outgoing = self._core.streams.get(channel)
+            if outgoing is None:
+                self._core.withdraw(channel)
+                return
+            outgoing.over = True
+            if outgoing is self._sending:
+                return  # its frame is under way: `_send_rest` closes it
+            self._remove(outgoing)
+        outgoing.close()
 
     # --- the end of a connection, and of the link --------------------------------------------------------------
 
@@ -586,12 +510,9 @@ class SendingLink:
         """Close the streams that the connection carried; others may be opened on the next one."""
         with self._lock:
             self._sending = self._unfinished = self._failure = None
-            carried = list(self._channels.values())
+            carried = self._core.end()
             for outgoing in carried:
                 self._remove(outgoing)
-            self._grants.clear()
-            self._ungranted.clear()
-            self._queue.clear()
             self._records = b""
             self._grace = time.monotonic() + (self._timers.grace if self._serving else 0.0)
             expected = self._closed or self._next_sock is not None or not carried
@@ -617,5 +538,5 @@ class SendingLink:
         """Close all of them at the end of the block, even if a callback fails."""
         stack = ExitStack()
         for outgoing in reversed(streams):
-            stack.callback(self._close_stream, outgoing)
+            stack.callback(outgoing.close)
         return stack

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
+from hoplite_ucx.transports import link_core
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError, connection_broke
 from hoplite_ucx.transports.interface import Bytes
 from hoplite_ucx.transports.ucx import library
@@ -112,9 +113,7 @@ class Link(ABC):
             ) from error
 
     def violation(self, what: str) -> ViolationError:
-        return ViolationError(
-            f"the peer violated the link protocol: {what}", self.name, "install the same release on both hosts"
-        )
+        return link_core.violation(what, self.name)
 
     @property
     @abstractmethod

@@ -19,8 +19,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from hoplite_ucx.transports import link_core
 from hoplite_ucx.transports.errors import ConnectionLostError
 from hoplite_ucx.transports.interface import MAX_GRANULE, Bytes, Fault, LinkStatus, ReceiveClosed, Side, Sink, Stream
+from hoplite_ucx.transports.link_core import ReceivingCore
 from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
@@ -59,30 +61,23 @@ class Pull:
     void: bool = False
 
 
-class Incoming:
-    """One stream, as its receiver sees it."""
+class Incoming(link_core.Incoming):
+    """One stream, as its receiver sees it: up to `asked`, receives are posted. It is `over` when it is cancelled."""
 
     def __init__(self, stream: Stream, sink: Sink, on_closed: ReceiveClosed) -> None:
-        self.key = stream.key
-        self.sink = sink
-        self.received = self.requested = stream.offset
-        self.size = stream.size
+        super().__init__(stream, sink, on_closed)
         self.chunk = min(GRANULES * stream.granule, MAX_GRANULE) if stream.granule >= BULK else stream.granule
         self.ahead = min(max(LEAST_AHEAD, AHEAD_BYTES // self.chunk), MOST_AHEAD)
-        self.on_closed = on_closed
         self.link: ReceivingLink | None = None
-        self.channel = 0
         self.pulls: deque[Pull] = deque()
         self.ended = False  # the sender will not answer any more
-        self.cancelled = False
         self.closed = False
         self.noticed = False  # that the sink has grown
 
     def close(self, fault: Fault | None) -> None:
         if not self.closed:
             self.closed = True
-            watermark = self.sink.end()
-            self.on_closed(watermark, None if watermark >= self.size else fault)
+            super().close(fault)
 
 
 class ReceivingLink(Link):
@@ -100,12 +95,12 @@ class ReceivingLink(Link):
         super().__init__(engine, peer, on_lost)
         self._timers = timers
         self.address = address
-        self.streams: dict[int, Incoming] = {}
+        self._core: ReceivingCore[Incoming] = ReceivingCore(address)
+        self.streams = self._core.streams
         self._me = replace(me, info=MARK + engine.settings.digest())
         self._on_closed = on_closed
         self._on_ended = on_ended
         self._tag = self.worker.new_tag()
-        self._last_channel = 0
         self._number = 0
         self._used = False
         self._dialling: socket.socket | None = None
@@ -190,8 +185,7 @@ class ReceivingLink(Link):
     # --- streams -----------------------------------------------------------------------------------------------
 
     def receive(self, incoming: Incoming) -> None:
-        self._last_channel = incoming.channel = self._last_channel + 1
-        self.streams[incoming.channel] = incoming
+        self._core.add(incoming)
         if self.connection is not None:
             self._open(incoming)
 
@@ -201,9 +195,9 @@ class ReceivingLink(Link):
             self._go_on(incoming)
 
     def cancel(self, incoming: Incoming) -> None:
-        if incoming.closed or incoming.cancelled:
+        if incoming.closed or incoming.over:
             return
-        incoming.cancelled = True
+        incoming.over = True
         if self.connection is not None and not incoming.ended:
             self.connection.put(Record.CANCEL, incoming.channel)
             self.flush_soon()
@@ -224,14 +218,14 @@ class ReceivingLink(Link):
 
     def _go_on(self, incoming: Incoming) -> None:
         """Close a stream that is complete; else pull what can be pulled."""
-        if incoming.sink.watermark() >= incoming.size and not incoming.pulls:
+        if incoming.complete and not incoming.pulls:
             self._close(incoming, None)
             return
-        if self.connection is None or incoming.ended or incoming.cancelled or len(incoming.pulls) > incoming.ahead // 2:
+        if self.connection is None or incoming.ended or incoming.over or len(incoming.pulls) > incoming.ahead // 2:
             return  # many pulls at a time, since each time wakes the sender
         limit = min(incoming.sink.limit(), incoming.size)
-        while incoming.requested < limit and len(incoming.pulls) < incoming.ahead:
-            begin = incoming.requested
+        while incoming.asked < limit and len(incoming.pulls) < incoming.ahead:
+            begin = incoming.asked
             end = begin - begin % incoming.chunk + incoming.chunk
             if limit < min(end, incoming.size) and len(incoming.pulls) > _SMALL_AHEAD:
                 break
@@ -239,9 +233,9 @@ class ReceivingLink(Link):
 
     def _pull(self, incoming: Incoming, window: Bytes) -> None:
         assert self.connection is not None
-        begin = incoming.requested
-        incoming.requested += window.nbytes
-        pull = self._post(window, incoming.requested)  # first: credit is granted by the record
+        begin = incoming.asked
+        incoming.asked += window.nbytes
+        pull = self._post(window, incoming.asked)  # first: credit is granted by the record
         incoming.pulls.append(pull)
         self.connection.put(Record.PULL, incoming.channel, pull.number, begin, window.nbytes)
         self.flush_soon()
@@ -256,14 +250,13 @@ class ReceivingLink(Link):
         for what, channel, first, second, _ in connection.take_records():
             if self.asked_or_answered(what, first, second):
                 continue
-            incoming = self.streams.get(channel)
-            if what not in (Record.PART, Record.END) or not 0 < channel <= self._last_channel:
+            if what not in (Record.PART, Record.END):
                 raise self.violation(f"a record of kind {what} for channel {channel}")
-            if incoming is None:
-                continue  # it was closed while the record was on its way
+            if (incoming := self._core.find(channel)) is None:
+                continue
             if what == Record.END:
                 self._ended(incoming, first)
-            elif not incoming.cancelled:  # else the end comes soon, and settles it
+            elif not incoming.over:  # else the end comes soon, and settles it
                 self._split(incoming, first, second)
 
     def _split(self, incoming: Incoming, number: int, length: int) -> None:
@@ -282,7 +275,7 @@ class ReceivingLink(Link):
 
     def _ended(self, incoming: Incoming, answered: int) -> None:
         """The sender stopped, and will not answer the remaining pulls."""
-        if answered > incoming.requested:
+        if answered > incoming.asked:
             raise self.violation(f"pulls answered up to {answered} on channel {incoming.channel}")
         incoming.ended = True
         for pull in incoming.pulls:
@@ -329,9 +322,9 @@ class ReceivingLink(Link):
             return False
         if self.cancelled:
             self.standstill.moved(time.monotonic())
-        if self.broken or (incoming.cancelled and not pulls):
+        if self.broken or (incoming.over and not pulls):
             if not pulls:
-                self._close(incoming, None if incoming.cancelled else Fault.BROKEN)
+                self._close(incoming, None if incoming.over else Fault.BROKEN)
         else:
             self._go_on(incoming)
         return True
@@ -370,7 +363,7 @@ class ReceivingLink(Link):
     def release(self) -> None:
         for incoming in list(self.streams.values()):
             if not incoming.pulls:
-                self._close(incoming, None if incoming.cancelled else Fault.BROKEN)
+                self._close(incoming, None if incoming.over else Fault.BROKEN)
         if not self.streams:
             self.let_go()
         else:

@@ -1,9 +1,8 @@
 """The sending end of a UCX link: answers the pulls of one receiver. Everything here runs on the engine's thread.
 
-Streams that may have something to send are in a queue, by priority and then in turns; in its turn a stream answers one
-pull, if its source has all of it. Only a few messages are in progress at a time, so that a later stream does not wait
-for everything that was pulled before. A source that stops in the middle of a pull, with nothing in progress, offers a
-part of it.
+In its turn (see `link_core`) a stream answers one pull, if its source has all of it. Only a few messages are in
+progress at a time, so that a later stream does not wait for everything that was pulled before. A source that stops in
+the middle of a pull, with nothing in progress, offers a part of it.
 
 UCX gets only memory that this process may write: registering read-only memory with an InfiniBand card fails, and
 nothing here would show it. Read-only memory is copied first.
@@ -14,8 +13,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from hoplite_ucx.transports import link_core
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError
 from hoplite_ucx.transports.interface import (
     MAX_GRANULE,
@@ -28,6 +28,8 @@ from hoplite_ucx.transports.interface import (
     Stream,
     StreamKey,
 )
+from hoplite_ucx.transports.link_core import SendingCore
+from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record, pull_tag
@@ -36,8 +38,6 @@ from hoplite_ucx.transports.ucx.settings import GREETING_LENGTH, MAX_GREETING, D
 
 __all__ = ["Outgoing", "SendingLink"]
 
-# Streams that a receiver may have opened and that are not served yet.
-MAX_OPENED = 4096
 # Pulls of one stream that may wait here.
 MAX_PULLS = 4096
 # How much is in progress on a link at a time: this many bytes, and at least this many messages.
@@ -54,12 +54,26 @@ class Pull:
     """Up to where the beginning of it was offered; then it waits for the receiver to split it."""
 
 
-@dataclass(slots=True)
-class Opened:
-    """A stream that the receiver has opened, and perhaps pulled from, and that is not served yet."""
+class Demand(link_core.Demand):
+    """The pulls of a stream, each beginning where the last one ends. They may come before it is served."""
 
-    key: StreamKey
-    pulls: list[Pull] = field(default_factory=list)
+    __slots__ = ("begin", "end", "pulls")
+
+    def __init__(self, key: StreamKey, channel: int) -> None:
+        super().__init__(key, channel)
+        self.pulls: deque[Pull] = deque()
+        self.begin: int | None = None  # none was pulled yet
+        self.end = 0
+
+    def add(self, pull: Pull) -> bool:
+        """False if it must not be there."""
+        if self.begin is None:
+            self.begin = self.end = pull.offset
+        if pull.offset != self.end or not 0 < pull.end - pull.offset <= MAX_GRANULE or len(self.pulls) >= MAX_PULLS:
+            return False
+        self.end = pull.end
+        self.pulls.append(pull)
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -75,34 +89,26 @@ class Send:
         return self.window.nbytes
 
 
-class Outgoing:
-    """One stream, as its sender sees it."""
+class Outgoing(link_core.Outgoing[Demand]):
+    """One stream, as its sender sees it. It is `over` when it is cancelled, and closed with its last message."""
+
+    source: Source
 
     def __init__(
-        self, receiver: int, stream: Stream, source: Source, on_closed: ServeClosed, priority: Priority
+        self, receiver: int, stream: Stream, source: Source, on_closed: ServeClosed, priority: Priority, rank: int
     ) -> None:
+        super().__init__(stream, source, on_closed, priority, rank)
         self.receiver = receiver
-        self.key = stream.key
-        self.source = source
-        self.position = self.pulled = stream.offset
-        self.size = stream.size
-        self.priority = priority
-        self.on_closed = on_closed
+        self.begin = stream.offset
         self.link: SendingLink | None = None
-        self.channel = 0
-        self.pulls: deque[Pull] = deque()
         self.sends: deque[Send] = deque()
-        self.queued = False
-        self.cancelled = False
         self.closed = False
         self.noticed = False  # that the source has risen
-        self.risen: Callable[[], None] = lambda: None
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.source.unsubscribe(self.risen)
-            self.on_closed()
+            super().close()
 
 
 class SendingLink(Link):
@@ -115,14 +121,14 @@ class SendingLink(Link):
         find: Callable[[int, StreamKey], Outgoing | None],
         on_closed: Callable[[Outgoing], None],
         on_ended: Callable[[SendingLink], None],
+        timers: LinkTimers,
     ) -> None:
         super().__init__(engine, peer, on_lost)
-        self.streams: dict[int, Outgoing] = {}
+        self._core: SendingCore[Demand, Outgoing] = SendingCore(self.name, timers)
+        self.streams = self._core.streams
         self._find = find
         self._on_closed = on_closed
         self._on_ended = on_ended
-        self._opened: dict[int, Opened] = {}
-        self._queues: tuple[deque[Outgoing], ...] = tuple(deque() for _ in Priority)
         self._flight_bytes = 0
         self._flight_messages = 0
         self._greeting: Greeting | None = None
@@ -144,7 +150,7 @@ class SendingLink(Link):
             return
         for what, channel, first, second, third in connection.take_records():
             if what == Record.OPEN:
-                self._open((first, second), channel)
+                self._open(Demand((first, second), channel))
             elif what == Record.PULL:
                 self._pulled(channel, Pull(first, second, second + third))
             elif what == Record.SPLIT:
@@ -180,91 +186,71 @@ class SendingLink(Link):
         self.ask()
         return True
 
-    def _open(self, key: StreamKey, channel: int) -> None:
+    def _open(self, demand: Demand) -> None:
         if self.endpoint is None:
             assert self._greeting is not None
             self.connect(self._greeting.address)
-        twice = channel in self.streams or channel in self._opened or self._channel_of(key) is not None
-        if not channel or twice:
-            raise self.violation(f"channel {channel} or its stream opened twice")
-        outgoing = self._find(self.peer, key)
-        if outgoing is not None and outgoing.link is not None:
-            raise self.violation(f"stream {key} opened twice")
+        outgoing = self._find(self.peer, demand.key)
+        self._core.open(demand, outgoing)
         if outgoing is not None:
-            self._begin(outgoing, channel)
-        elif len(self._opened) >= MAX_OPENED:
-            raise self.violation(f"it opened more than {MAX_OPENED} streams that are not being served")
-        else:
-            self._opened[channel] = Opened(key)
-
-    def _channel_of(self, key: StreamKey) -> int | None:
-        return next((channel for channel, opened in self._opened.items() if opened.key == key), None)
+            outgoing.link = self
 
     def _pulled(self, channel: int, pull: Pull) -> None:
-        if (opened := self._opened.get(channel)) is not None:
-            if len(opened.pulls) >= MAX_PULLS:
-                raise self.violation(f"more than {MAX_PULLS} pulls on channel {channel}")
-            opened.pulls.append(pull)
-            return
-        outgoing = self.streams.get(channel)
-        if outgoing is None or outgoing.cancelled:
-            return  # it ended while the pull was on its way
-        valid = pull.offset == outgoing.pulled and 0 < pull.end - pull.offset <= MAX_GRANULE
-        if not valid or pull.end > outgoing.size or len(outgoing.pulls) >= MAX_PULLS:
+        if (demand := self._core.demand(channel)) is None:
+            return  # its stream ended while the pull was on its way
+        if not demand.add(pull):
             raise self.violation(f"a pull of {pull.offset} to {pull.end} on channel {channel}")
-        outgoing.pulled = pull.end
-        outgoing.pulls.append(pull)
-        self._enqueue(outgoing)
+        if (outgoing := self.streams.get(channel)) is not None:
+            self._pursue(outgoing, demand)
+
+    def _pursue(self, outgoing: Outgoing, demand: Demand) -> None:
+        """There are pulls of it. Raises a `ViolationError` if they are not within the stream."""
+        if demand.begin not in (None, outgoing.begin) or demand.end > outgoing.size:
+            raise self.violation(f"pulls from {demand.begin} to {demand.end} on channel {demand.channel}")
+        self._core.enqueue(outgoing, time.monotonic())
 
     def _split(self, channel: int, number: int) -> None:
-        outgoing = self.streams.get(channel)
-        if outgoing is None or outgoing.cancelled:
+        if (demand := self._core.demand(channel)) is None:
             return
-        if not outgoing.pulls or not outgoing.pulls[0].offered:
+        pulls = demand.pulls
+        if not pulls or not pulls[0].offered:
             raise self.violation(f"a split on channel {channel} that was not asked for")
-        whole = outgoing.pulls.popleft()
-        outgoing.pulls.appendleft(Pull(number + 1, whole.offered, whole.end))
-        outgoing.pulls.appendleft(Pull(number, whole.offset, whole.offered))
-        self._enqueue(outgoing)
+        whole = pulls.popleft()
+        pulls.appendleft(Pull(number + 1, whole.offered, whole.end))
+        pulls.appendleft(Pull(number, whole.offset, whole.offered))
+        self._core.enqueue(self.streams[channel], time.monotonic())
 
     def _cancelled_by_receiver(self, channel: int) -> None:
         if (outgoing := self.streams.get(channel)) is not None:
             self.cancel(outgoing)
-        elif self._opened.pop(channel, None) is not None:
+        elif self._core.withdraw(channel):
             self._say_end(channel, 0)
 
     # --- streams -----------------------------------------------------------------------------------------------
 
     def serve(self, outgoing: Outgoing) -> None:
         """Start if the receiver has already opened it."""
-        if (channel := self._channel_of(outgoing.key)) is not None:
-            opened = self._opened.pop(channel)
-            self._begin(outgoing, channel)
+        if self._core.serve(outgoing):
+            assert outgoing.demand is not None
+            outgoing.link = self
             try:
-                for pull in opened.pulls:
-                    self._pulled(channel, pull)
+                self._pursue(outgoing, outgoing.demand)
             except ViolationError as error:
                 self.break_off(error)
             else:
                 self._send_what_is_there()
 
-    def _begin(self, outgoing: Outgoing, channel: int) -> None:
-        outgoing.link = self
-        outgoing.channel = channel
-        self.streams[channel] = outgoing
-
     def risen(self, outgoing: Outgoing) -> None:
         """The source can be read further."""
-        if not self.broken and outgoing.pulls:
-            self._enqueue(outgoing)
+        if not self.broken and self._core.enqueue(outgoing, time.monotonic()):
             self._send_what_is_there()
 
     def cancel(self, outgoing: Outgoing) -> None:
-        if outgoing.closed or outgoing.cancelled:
+        if outgoing.closed or outgoing.over:
             return
-        outgoing.cancelled = True
-        outgoing.pulls.clear()
-        self._say_end(outgoing.channel, outgoing.position)
+        assert outgoing.demand is not None
+        outgoing.over = True
+        self._say_end(outgoing.demand.channel, outgoing.position)
         if not outgoing.sends:
             self._close(outgoing)
         else:
@@ -277,18 +263,12 @@ class SendingLink(Link):
 
     # --- sending -----------------------------------------------------------------------------------------------
 
-    def _enqueue(self, outgoing: Outgoing) -> None:
-        if not outgoing.queued:
-            outgoing.queued = True
-            self._queues[outgoing.priority].append(outgoing)
-
     def _send_more(self) -> None:
         while self._flight_messages < FLIGHT_MESSAGES or self._flight_bytes < FLIGHT_BYTES:
-            if (outgoing := self._next()) is None:
+            if (outgoing := self._core.next(time.monotonic())) is None:
                 return
-            self._answer(outgoing, outgoing.pulls.popleft())
-            if outgoing.pulls:
-                self._enqueue(outgoing)
+            assert outgoing.demand is not None
+            self._take_turn(outgoing, outgoing.demand)
 
     def _send_what_is_there(self) -> None:
         try:
@@ -296,32 +276,25 @@ class SendingLink(Link):
         except self.engine.library.error as error:
             self.break_off(self.failed(error))
 
-    def _next(self) -> Outgoing | None:
-        """The next stream that can answer its first pull. Others wait for their sources."""
-        for queue in self._queues:
-            while queue:
-                outgoing = queue.popleft()
-                outgoing.queued = False
-                if outgoing.pulls:
-                    first, watermark = outgoing.pulls[0], outgoing.source.watermark()
-                    if first.end <= watermark and not first.offered:
-                        return outgoing
-                    if first.offset < watermark and not first.offered and not outgoing.sends:
-                        self._offer(outgoing, first, watermark)
-        return None
-
-    def _offer(self, outgoing: Outgoing, pull: Pull, watermark: int) -> None:
-        """The beginning of a pull is better than nothing."""
-        if self.connection is not None:
+    def _take_turn(self, outgoing: Outgoing, demand: Demand) -> None:
+        """Answer its first pull, if the source has all of it. The beginning of a pull is better than nothing."""
+        if not demand.pulls or demand.pulls[0].offered:
+            return
+        pull, watermark = demand.pulls[0], outgoing.source.watermark()
+        if pull.end <= watermark:
+            self._answer(outgoing, demand.pulls.popleft())
+            self._core.enqueue(outgoing, time.monotonic())
+        elif pull.offset < watermark and not outgoing.sends and self.connection is not None:
             pull.offered = watermark
-            self.connection.put(Record.PART, outgoing.channel, pull.number, watermark - pull.offset)
+            self.connection.put(Record.PART, demand.channel, pull.number, watermark - pull.offset)
             self.flush_soon()
 
     def _answer(self, outgoing: Outgoing, pull: Pull) -> None:
         assert self._greeting is not None
         window = _writable(outgoing.source, pull.offset, pull.end - pull.offset)
+        now = time.monotonic()
         request = self.worker.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
-        outgoing.sends.append(Send(request, window, time.monotonic()))
+        outgoing.sends.append(Send(request, window, now))
         outgoing.position = pull.end
         self._flight_messages += 1
         self._flight_bytes += window.nbytes
@@ -359,16 +332,16 @@ class SendingLink(Link):
             send.request.check_error()
             self.bytes += send.length
             self.frames += 1
-        if not sends and (self.broken or outgoing.cancelled or outgoing.position >= outgoing.size):
+        if not sends and (self.broken or outgoing.over or outgoing.position >= outgoing.size):
             self._close(outgoing)
-        elif not sends and outgoing.pulls:
-            self._enqueue(outgoing)
+        elif not sends:
+            self._core.enqueue(outgoing, now)
         return True
 
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _close(self, outgoing: Outgoing) -> None:
-        del self.streams[outgoing.channel]
+        self._core.remove(outgoing)
         self._on_closed(outgoing)
         outgoing.close()
         if self.broken and not self.streams:
@@ -383,14 +356,14 @@ class SendingLink(Link):
         return any(outgoing.sends for outgoing in self.streams.values())
 
     def hang_up(self) -> None:
-        self._opened.clear()
+        """Nothing here waits for the peer."""
 
     def ended(self) -> None:
         self._on_ended(self)
 
     def release(self) -> None:
         for outgoing in list(self.streams.values()):
-            outgoing.pulls.clear()
+            outgoing.over = True
             if not outgoing.sends:
                 self._close(outgoing)
         if not self.streams:

@@ -136,12 +136,12 @@ class UcxTransport(Transport):
         on_closed: ServeClosed,
         *,
         priority: Priority,
-        rank: int = 0,  # noqa: ARG002  # streams of one priority go in turns here
+        rank: int = 0,
     ) -> None:
         engine = self._engine_for(receiver, Side.SENDING) if stream.offset < stream.size else None
         if source.device is not None and engine is not None and not engine.takes_devices:
             source = CopiedSource(source)
-        outgoing = Outgoing(receiver, stream, source, on_closed, priority)
+        outgoing = Outgoing(receiver, stream, source, on_closed, priority, rank)
         with self._lock:
             if stream.key in self._outgoing:
                 raise ValueError(f"stream {stream.key} is already being served")
@@ -244,6 +244,7 @@ class UcxTransport(Transport):
                 self._find,
                 self._outgoing_closed,
                 self._links.sending_ended,
+                self._timers,
             )
         except (engine.library.error, TransportError) as error:
             sock.close()

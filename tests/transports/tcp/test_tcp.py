@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from hoplite_ucx.transports import link_core
 from hoplite_ucx.transports.errors import ViolationError
 from hoplite_ucx.transports.interface import Fault, Side
 from hoplite_ucx.transports.tcp import receiving, sending
@@ -166,7 +167,7 @@ def false_receiver(end: TcpEndpoint) -> Iterator[socket.socket]:
         RECORD.pack(Record.OPEN, 1, 0, 5, 5) * 2,
         RECORD.pack(Record.OPEN, 1, 0, 5, 5) + RECORD.pack(Record.OPEN, 2, 0, 5, 5),
         RECORD.pack(Record.OPEN, 1, 0, *KEY) + RECORD.pack(Record.OPEN, 2, 0, *KEY),
-        b"".join(RECORD.pack(Record.OPEN, n, 0, 9, n) for n in range(1, sending.MAX_GRANTS + 2)),
+        b"".join(RECORD.pack(Record.OPEN, n, 0, 9, n) for n in range(1, link_core.MAX_UNSERVED + 2)),
         b"\xff" * 1000,
     ],
     ids=["kind", "channel_0", "twice", "stream_twice", "served_twice", "too_many", "noise"],
