@@ -45,8 +45,6 @@ def _ignore() -> None:
 class Demand:
     """A stream that its receiver has opened. Each transport adds what the receiver takes of it."""
 
-    __slots__ = ("channel", "key")
-
     def __init__(self, key: StreamKey, channel: int) -> None:
         self.key = key
         self.channel = channel
@@ -57,22 +55,6 @@ _Demand = TypeVar("_Demand", bound=Demand)
 
 class Outgoing(Generic[_Demand]):
     """One stream, as its sender sees it."""
-
-    __slots__ = (
-        "demand",
-        "granule",
-        "key",
-        "on_closed",
-        "over",
-        "position",
-        "priority",
-        "queued",
-        "rank",
-        "risen",
-        "since",
-        "size",
-        "source",
-    )
 
     def __init__(self, stream: Stream, source: Any, on_closed: ServeClosed, priority: Priority, rank: int = 0) -> None:
         self.key = stream.key
@@ -240,6 +222,9 @@ class ReceivingCore(Generic[_Incoming]):
     def add(self, stream: _Incoming) -> None:
         self._last_channel = stream.channel = self._last_channel + 1
         self.streams[stream.channel] = stream
+
+    def remove(self, stream: _Incoming) -> None:
+        del self.streams[stream.channel]
 
     def find(self, channel: int) -> _Incoming | None:
         """None if it was closed while something for it was on its way. Raises a `ViolationError` if it never was."""

@@ -187,7 +187,7 @@ class ReceivingLink:
     def _remove(self, incoming: Incoming) -> None:
         incoming.over = True
         del self._receiving[incoming.key]
-        del self._core.streams[incoming.channel]
+        self._core.remove(incoming)
         if self._connected and incoming.received < incoming.size:
             self._send_record(Record.CANCEL, incoming.channel)
 

@@ -62,8 +62,6 @@ def may_send() -> None:
 class Demand(link_core.Demand):
     """`limit` is the receiver's credit: how far it takes bytes."""
 
-    __slots__ = ("limit",)
-
     def __init__(self, key: StreamKey, channel: int, limit: int) -> None:
         super().__init__(key, channel)
         self.limit = limit
@@ -72,7 +70,6 @@ class Demand(link_core.Demand):
 class Outgoing(link_core.Outgoing[Demand]):
     """One stream, as its sender sees it."""
 
-    __slots__ = ("begin", "longest")
     source: HostSource
 
     def __init__(

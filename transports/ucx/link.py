@@ -10,12 +10,13 @@ from __future__ import annotations
 import select
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from hoplite_ucx.transports import link_core
 from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, ViolationError, connection_broke
-from hoplite_ucx.transports.interface import Bytes
+from hoplite_ucx.transports.interface import Bytes, LinkStatus, Side
 from hoplite_ucx.transports.ucx import library
 from hoplite_ucx.transports.ucx.engine import Engine
 from hoplite_ucx.transports.ucx.frames import Connection, Record
@@ -28,12 +29,38 @@ DESTROY_SECONDS = 0.1
 destroyed after this time, with all its links."""
 
 
-class _Cancelled(Protocol):
-    closed: bool
+class _Stream(Protocol):
+    @property
+    def transfers(self) -> deque[Any]:
+        """Those that are in UCX, in order."""
+        ...
+
+    @property
+    def closed(self) -> bool: ...
 
 
-class Link(ABC):
-    def __init__(self, engine: Engine, peer: int, on_lost: Callable[[Exception], None]) -> None:
+_AnyStream = TypeVar("_AnyStream", bound=_Stream)
+
+
+class _Core(Protocol[_AnyStream]):
+    @property
+    def streams(self) -> dict[int, _AnyStream]: ...
+
+    def remove(self, stream: _AnyStream) -> None: ...
+
+
+class Link(ABC, Generic[_AnyStream]):
+    side: Side
+    _core: _Core[_AnyStream]
+
+    def __init__(
+        self,
+        engine: Engine,
+        peer: int,
+        on_lost: Callable[[Exception], None],
+        on_closed: Callable[[_AnyStream], None],
+        on_ended: Callable[[Any], None],
+    ) -> None:
         self.peer = peer
         self.engine = engine
         self.worker = engine.take_worker()
@@ -44,10 +71,20 @@ class Link(ABC):
         self.bytes = 0
         self.frames = 0
         self.standstill = Standstill()
-        self.cancelled: list[_Cancelled] = []
+        self.cancelled: list[_AnyStream] = []
         """Streams that were cancelled while transfers of them were in UCX. Closed ones are removed at the next look."""
         self._on_lost = on_lost
+        self._on_closed = on_closed
+        self._on_ended = on_ended
         self._waiting_to_write = False
+
+    @property
+    def streams(self) -> dict[int, _AnyStream]:
+        return self._core.streams
+
+    def status(self) -> LinkStatus:
+        streams = len(self.streams)
+        return LinkStatus(self.peer, self.side, "ucx", self.connected, streams, self.bytes, self.frames)
 
     @property
     def connected(self) -> bool:
@@ -120,9 +157,44 @@ class Link(ABC):
     def name(self) -> str:
         """The peer, for people."""
 
+    # --- streams -----------------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Look at the requests of every stream."""
+        moved = False
+        for stream in list(self.streams.values()):
+            try:
+                moved |= bool(stream.transfers) and self.advance_stream(stream)
+            except self.engine.library.error as error:
+                self.break_off(self.failed(error))
+        if moved and not self.broken:
+            self.go_on()
+        if not self.busy():
+            self.engine.active.discard(self)
+        return moved
+
+    @abstractmethod
+    def advance_stream(self, stream: _AnyStream) -> bool:
+        """Look at its requests. True if one was completed."""
+
+    def go_on(self) -> None:
+        """A request was completed."""
+
+    def close(self, stream: _AnyStream) -> None:
+        """It has no requests any more."""
+        self._core.remove(stream)
+        self._on_closed(stream)
+        self.end_stream(stream)
+        if self.broken and not self.streams:
+            self.let_go()
+
+    @abstractmethod
+    def end_stream(self, stream: _AnyStream) -> None:
+        """Nothing here uses it any more: say so to its owner."""
+
     # --- cancelled streams -------------------------------------------------------------------------------------
 
-    def wait_for(self, stream: _Cancelled) -> None:
+    def wait_for(self, stream: _AnyStream) -> None:
         """It is cancelled, and its transfers are in UCX: it is closed when they end. Breaks the link if they do not."""
         if not self.cancelled:
             self.engine.later(LOOK_SECONDS, self._look)
@@ -199,22 +271,35 @@ class Link(ABC):
         if self in self.worker.links:
             self.engine.destroy(self.worker)
 
-    @abstractmethod
+    def ended(self) -> None:
+        """Nothing is left of it."""
+        self._on_ended(self)
+
     def busy(self) -> bool:
         """Whether it has requests in UCX."""
+        return any(stream.transfers for stream in self.streams.values())
 
-    @abstractmethod
+    def release(self) -> None:
+        """Close those streams of the broken link that have no requests; `advance` closes the others."""
+        for stream in list(self.streams.values()):
+            if not stream.transfers:
+                self.close(stream)
+        if not self.streams:
+            self.let_go()
+        else:
+            self.engine.active.add(self)
+            self.settle()
+
+    def forget_requests(self) -> list[Bytes]:
+        """The worker is about to end, and everything with it. Returns their memory, to be kept until then."""
+        memory = [transfer.window for stream in self.streams.values() for transfer in stream.transfers]
+        for stream in self.streams.values():
+            stream.transfers.clear()
+        self.endpoint = None
+        return memory
+
     def hang_up(self) -> None:
         """The link is broken: end everything that waits for the peer."""
 
-    @abstractmethod
-    def ended(self) -> None:
-        """Nothing is left of it."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Close those streams of the broken link that have no requests; `advance` closes the others."""
-
-    @abstractmethod
-    def forget_requests(self) -> list[Bytes]:
-        """The worker is about to end, and everything with it. Returns their memory, to be kept until then."""
+    def settle(self) -> None:
+        """Complete the requests of the broken link that closing its endpoint does not complete."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from hoplite_ucx.transports import link_core
 from hoplite_ucx.transports.errors import ConnectionLostError
-from hoplite_ucx.transports.interface import MAX_GRANULE, Bytes, Fault, LinkStatus, ReceiveClosed, Side, Sink, Stream
+from hoplite_ucx.transports.interface import MAX_GRANULE, Bytes, Fault, ReceiveClosed, Side, Sink, Stream
 from hoplite_ucx.transports.link_core import ReceivingCore
 from hoplite_ucx.transports.link_timers import LinkTimers
 from hoplite_ucx.transports.ucx import library
@@ -69,7 +69,7 @@ class Incoming(link_core.Incoming):
         self.chunk = min(GRANULES * stream.granule, MAX_GRANULE) if stream.granule >= BULK else stream.granule
         self.ahead = min(max(LEAST_AHEAD, AHEAD_BYTES // self.chunk), MOST_AHEAD)
         self.link: ReceivingLink | None = None
-        self.pulls: deque[Pull] = deque()
+        self.transfers: deque[Pull] = deque()
         self.ended = False  # the sender will not answer any more
         self.closed = False
         self.noticed = False  # that the sink has grown
@@ -80,7 +80,9 @@ class Incoming(link_core.Incoming):
             super().close(fault)
 
 
-class ReceivingLink(Link):
+class ReceivingLink(Link[Incoming]):
+    side = Side.RECEIVING
+
     def __init__(
         self,
         engine: Engine,
@@ -92,14 +94,11 @@ class ReceivingLink(Link):
         on_ended: Callable[[ReceivingLink], None],
         timers: LinkTimers,
     ) -> None:
-        super().__init__(engine, peer, on_lost)
+        self._core: ReceivingCore[Incoming] = ReceivingCore(address)
+        super().__init__(engine, peer, on_lost, on_closed, on_ended)
         self._timers = timers
         self.address = address
-        self._core: ReceivingCore[Incoming] = ReceivingCore(address)
-        self.streams = self._core.streams
         self._me = replace(me, info=MARK + engine.settings.digest())
-        self._on_closed = on_closed
-        self._on_ended = on_ended
         self._tag = self.worker.new_tag()
         self._number = 0
         self._used = False
@@ -201,14 +200,10 @@ class ReceivingLink(Link):
         if self.connection is not None and not incoming.ended:
             self.connection.put(Record.CANCEL, incoming.channel)
             self.flush_soon()
-        if not incoming.pulls:
-            self._close(incoming, None)
+        if not incoming.transfers:
+            self.close(incoming)
         else:
             self.wait_for(incoming)
-
-    def status(self) -> LinkStatus:
-        streams = len(self.streams)
-        return LinkStatus(self.peer, Side.RECEIVING, "ucx", self.connected, streams, self.bytes, self.frames)
 
     def _open(self, incoming: Incoming) -> None:
         assert self.connection is not None
@@ -218,16 +213,16 @@ class ReceivingLink(Link):
 
     def _go_on(self, incoming: Incoming) -> None:
         """Close a stream that is complete; else pull what can be pulled."""
-        if incoming.complete and not incoming.pulls:
-            self._close(incoming, None)
+        if incoming.complete and not incoming.transfers:
+            self.close(incoming)
             return
-        if self.connection is None or incoming.ended or incoming.over or len(incoming.pulls) > incoming.ahead // 2:
+        if self.connection is None or incoming.ended or incoming.over or len(incoming.transfers) > incoming.ahead // 2:
             return  # many pulls at a time, since each time wakes the sender
         limit = min(incoming.sink.limit(), incoming.size)
-        while incoming.asked < limit and len(incoming.pulls) < incoming.ahead:
+        while incoming.asked < limit and len(incoming.transfers) < incoming.ahead:
             begin = incoming.asked
             end = begin - begin % incoming.chunk + incoming.chunk
-            if limit < min(end, incoming.size) and len(incoming.pulls) > _SMALL_AHEAD:
+            if limit < min(end, incoming.size) and len(incoming.transfers) > _SMALL_AHEAD:
                 break
             self._pull(incoming, incoming.sink.window(begin, min(end, limit) - begin))
 
@@ -236,7 +231,7 @@ class ReceivingLink(Link):
         begin = incoming.asked
         incoming.asked += window.nbytes
         pull = self._post(window, incoming.asked)  # first: credit is granted by the record
-        incoming.pulls.append(pull)
+        incoming.transfers.append(pull)
         self.connection.put(Record.PULL, incoming.channel, pull.number, begin, window.nbytes)
         self.flush_soon()
 
@@ -262,14 +257,14 @@ class ReceivingLink(Link):
     def _split(self, incoming: Incoming, number: int, length: int) -> None:
         """The sender has only the beginning of a piece: receive it and the rest apart."""
         assert self.connection is not None
-        places = (at for at, pull in enumerate(incoming.pulls) if pull.number == number and not pull.void)
-        if (at := next(places, None)) is None or not 0 < length < incoming.pulls[at].window.nbytes:
+        places = (at for at, pull in enumerate(incoming.transfers) if pull.number == number and not pull.void)
+        if (at := next(places, None)) is None or not 0 < length < incoming.transfers[at].window.nbytes:
             raise self.violation(f"{length} bytes of pull {number} on channel {incoming.channel}")
-        whole = incoming.pulls[at]
+        whole = incoming.transfers[at]
         self._settle(whole)
         part = self._post(whole.window[:length], whole.end - whole.window.nbytes + length)
-        incoming.pulls.insert(at + 1, part)
-        incoming.pulls.insert(at + 2, self._post(whole.window[length:], whole.end))
+        incoming.transfers.insert(at + 1, part)
+        incoming.transfers.insert(at + 2, self._post(whole.window[length:], whole.end))
         self.connection.put(Record.SPLIT, incoming.channel, part.number)
         self.flush_soon()
 
@@ -278,7 +273,7 @@ class ReceivingLink(Link):
         if answered > incoming.asked:
             raise self.violation(f"pulls answered up to {answered} on channel {incoming.channel}")
         incoming.ended = True
-        for pull in incoming.pulls:
+        for pull in incoming.transfers:
             if pull.end > answered:
                 self._settle(pull)
 
@@ -290,22 +285,9 @@ class ReceivingLink(Link):
 
     # --- requests ----------------------------------------------------------------------------------------------
 
-    def advance(self) -> bool:
-        """Move every stream past the pieces that are there."""
-        moved = busy = False
-        for incoming in list(self.streams.values()):
-            if incoming.pulls:
-                try:
-                    moved |= self._advance(incoming)
-                except self.engine.library.error as error:
-                    self.break_off(self.failed(error))
-                busy |= bool(incoming.pulls)
-        if not busy:
-            self.engine.active.discard(self)
-        return moved
-
-    def _advance(self, incoming: Incoming) -> bool:
-        pulls, received = incoming.pulls, incoming.received
+    def advance_stream(self, incoming: Incoming) -> bool:
+        """Move it past the pieces that are there."""
+        pulls, received = incoming.transfers, incoming.received
         moved = False
         while pulls and pulls[0].request.completed:
             pull = pulls.popleft()
@@ -324,20 +306,16 @@ class ReceivingLink(Link):
             self.standstill.moved(time.monotonic())
         if self.broken or (incoming.over and not pulls):
             if not pulls:
-                self._close(incoming, None if incoming.over else Fault.BROKEN)
+                self.close(incoming)
         else:
             self._go_on(incoming)
         return True
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def _close(self, incoming: Incoming, fault: Fault | None) -> None:
-        del self.streams[incoming.channel]
+    def end_stream(self, incoming: Incoming) -> None:
         self._used = True
-        self._on_closed(incoming)
-        incoming.close(fault)
-        if self.broken and not self.streams:
-            self.let_go()
+        incoming.close(Fault.BROKEN if self.broken and not incoming.over else None)
 
     def _retire(self) -> None:
         """An unused link is closed after a while."""
@@ -349,36 +327,16 @@ class ReceivingLink(Link):
         else:
             self.break_off(None)
 
-    def busy(self) -> bool:
-        return any(incoming.pulls for incoming in self.streams.values())
-
     def hang_up(self) -> None:
         if self._dialling is not None and self.endpoint is None:
             with suppress(OSError):
                 self._dialling.shutdown(socket.SHUT_RDWR)
 
-    def ended(self) -> None:
-        self._on_ended(self)
-
-    def release(self) -> None:
-        for incoming in list(self.streams.values()):
-            if not incoming.pulls:
-                self._close(incoming, None if incoming.over else Fault.BROKEN)
-        if not self.streams:
-            self.let_go()
-        else:
-            self.engine.active.add(self)
-            # What had begun is completed by the closed endpoint in the next round; that distinguishes the rest.
-            self.engine.call(lambda: self.engine.call(self._settle_all))
-
-    def forget_requests(self) -> list[Bytes]:
-        memory = [pull.window for incoming in self.streams.values() for pull in incoming.pulls]
-        for incoming in self.streams.values():
-            incoming.pulls.clear()
-        self.endpoint = None
-        return memory
+    def settle(self) -> None:
+        """What had begun is completed by the closed endpoint in the next round; that distinguishes the rest."""
+        self.engine.call(lambda: self.engine.call(self._settle_all))
 
     def _settle_all(self) -> None:
         for incoming in self.streams.values():
-            for pull in incoming.pulls:
+            for pull in incoming.transfers:
                 self._settle(pull)

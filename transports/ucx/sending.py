@@ -20,7 +20,6 @@ from hoplite_ucx.transports.errors import ConnectionLostError, TransportError, V
 from hoplite_ucx.transports.interface import (
     MAX_GRANULE,
     Bytes,
-    LinkStatus,
     Priority,
     ServeClosed,
     Side,
@@ -56,8 +55,6 @@ class Pull:
 
 class Demand(link_core.Demand):
     """The pulls of a stream, each beginning where the last one ends. They may come before it is served."""
-
-    __slots__ = ("begin", "end", "pulls")
 
     def __init__(self, key: StreamKey, channel: int) -> None:
         super().__init__(key, channel)
@@ -101,7 +98,7 @@ class Outgoing(link_core.Outgoing[Demand]):
         self.receiver = receiver
         self.begin = stream.offset
         self.link: SendingLink | None = None
-        self.sends: deque[Send] = deque()
+        self.transfers: deque[Send] = deque()
         self.closed = False
         self.noticed = False  # that the source has risen
 
@@ -111,7 +108,9 @@ class Outgoing(link_core.Outgoing[Demand]):
             super().close()
 
 
-class SendingLink(Link):
+class SendingLink(Link[Outgoing]):
+    side = Side.SENDING
+
     def __init__(
         self,
         engine: Engine,
@@ -123,12 +122,9 @@ class SendingLink(Link):
         on_ended: Callable[[SendingLink], None],
         timers: LinkTimers,
     ) -> None:
-        super().__init__(engine, peer, on_lost)
-        self._core: SendingCore[Demand, Outgoing] = SendingCore(self.name, timers)
-        self.streams = self._core.streams
+        self._core: SendingCore[Demand, Outgoing] = SendingCore(f"{peer:x}", timers)
+        super().__init__(engine, peer, on_lost, on_closed, on_ended)
         self._find = find
-        self._on_closed = on_closed
-        self._on_ended = on_ended
         self._flight_bytes = 0
         self._flight_messages = 0
         self._greeting: Greeting | None = None
@@ -138,10 +134,6 @@ class SendingLink(Link):
     @property
     def name(self) -> str:
         return f"{self.peer:x}"
-
-    def status(self) -> LinkStatus:
-        streams = len(self.streams)
-        return LinkStatus(self.peer, Side.SENDING, "ucx", self.connected, streams, self.bytes, self.frames)
 
     # --- what the receiver says --------------------------------------------------------------------------------
 
@@ -238,12 +230,12 @@ class SendingLink(Link):
             except ViolationError as error:
                 self.break_off(error)
             else:
-                self._send_what_is_there()
+                self.go_on()
 
     def risen(self, outgoing: Outgoing) -> None:
         """The source can be read further."""
         if not self.broken and self._core.enqueue(outgoing, time.monotonic()):
-            self._send_what_is_there()
+            self.go_on()
 
     def cancel(self, outgoing: Outgoing) -> None:
         if outgoing.closed or outgoing.over:
@@ -251,8 +243,8 @@ class SendingLink(Link):
         assert outgoing.demand is not None
         outgoing.over = True
         self._say_end(outgoing.demand.channel, outgoing.position)
-        if not outgoing.sends:
-            self._close(outgoing)
+        if not outgoing.transfers:
+            self.close(outgoing)
         else:
             self.wait_for(outgoing)
 
@@ -270,7 +262,7 @@ class SendingLink(Link):
             assert outgoing.demand is not None
             self._take_turn(outgoing, outgoing.demand)
 
-    def _send_what_is_there(self) -> None:
+    def go_on(self) -> None:
         try:
             self._send_more()
         except self.engine.library.error as error:
@@ -284,7 +276,7 @@ class SendingLink(Link):
         if pull.end <= watermark:
             self._answer(outgoing, demand.pulls.popleft())
             self._core.enqueue(outgoing, time.monotonic())
-        elif pull.offset < watermark and not outgoing.sends and self.connection is not None:
+        elif pull.offset < watermark and not outgoing.transfers and self.connection is not None:
             pull.offered = watermark
             self.connection.put(Record.PART, demand.channel, pull.number, watermark - pull.offset)
             self.flush_soon()
@@ -294,30 +286,15 @@ class SendingLink(Link):
         window = _writable(outgoing.source, pull.offset, pull.end - pull.offset)
         now = time.monotonic()
         request = self.worker.send(self.endpoint, window, pull_tag(self._greeting.tag, pull.number))
-        outgoing.sends.append(Send(request, window, now))
+        outgoing.transfers.append(Send(request, window, now))
         outgoing.position = pull.end
         self._flight_messages += 1
         self._flight_bytes += window.nbytes
         self.engine.active.add(self)
 
-    def advance(self) -> bool:
-        """Let go of the memory of what is sent, and send more."""
-        moved = busy = False
-        for outgoing in list(self.streams.values()):
-            if outgoing.sends:
-                try:
-                    moved |= self._advance(outgoing)
-                except self.engine.library.error as error:
-                    self.break_off(self.failed(error))
-                busy |= bool(outgoing.sends)
-        if moved and not self.broken:
-            self._send_what_is_there()
-        if not busy and not self._flight_messages:
-            self.engine.active.discard(self)
-        return moved
-
-    def _advance(self, outgoing: Outgoing) -> bool:
-        sends = outgoing.sends
+    def advance_stream(self, outgoing: Outgoing) -> bool:
+        """Let go of the memory of what is sent."""
+        sends = outgoing.transfers
         if not sends[0].request.completed:
             return False
         now = time.monotonic()
@@ -333,50 +310,20 @@ class SendingLink(Link):
             self.bytes += send.length
             self.frames += 1
         if not sends and (self.broken or outgoing.over or outgoing.position >= outgoing.size):
-            self._close(outgoing)
+            self.close(outgoing)
         elif not sends:
             self._core.enqueue(outgoing, now)
         return True
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def _close(self, outgoing: Outgoing) -> None:
-        self._core.remove(outgoing)
-        self._on_closed(outgoing)
-        outgoing.close()
-        if self.broken and not self.streams:
-            self.let_go()
-
     def break_off(self, error: Exception | None) -> None:
         """Ending a link that carries nothing costs nothing, unless the two sides could not agree."""
         told = self.streams or (isinstance(error, TransportError) and not isinstance(error, ConnectionLostError))
         super().break_off(error if told else None)
 
-    def busy(self) -> bool:
-        return any(outgoing.sends for outgoing in self.streams.values())
-
-    def hang_up(self) -> None:
-        """Nothing here waits for the peer."""
-
-    def ended(self) -> None:
-        self._on_ended(self)
-
-    def release(self) -> None:
-        for outgoing in list(self.streams.values()):
-            outgoing.over = True
-            if not outgoing.sends:
-                self._close(outgoing)
-        if not self.streams:
-            self.let_go()
-        else:
-            self.engine.active.add(self)
-
-    def forget_requests(self) -> list[Bytes]:
-        memory = [send.window for outgoing in self.streams.values() for send in outgoing.sends]
-        for outgoing in self.streams.values():
-            outgoing.sends.clear()
-        self.endpoint = None
-        return memory
+    def end_stream(self, outgoing: Outgoing) -> None:
+        outgoing.close()
 
 
 def _writable(source: Source, offset: int, length: int) -> Bytes:
