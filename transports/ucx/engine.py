@@ -159,9 +159,11 @@ class Engine:
         return ConnectionLostError(f"RDMA port {names} is down", peer, "bring it up; links use TCP meanwhile")
 
     def _watch_ports_later(self, worker: Worker) -> None:
-        """Again and again, for as long as it is the one that all share."""
+        """Again and again, for as long as it is the one that all share. UCX is looked at, too: whatever wake-up it or a
+        card loses, no transfer waits longer than this."""
 
         def look() -> None:
+            worker.awake = True
             if self._shared is worker and not self.end_without_port():
                 self._watch_ports_later(worker)
 

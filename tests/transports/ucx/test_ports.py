@@ -1,12 +1,14 @@
 """RDMA ports that go down and come back, made up in a directory; the links themselves go over UCX's tcp."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hoplite_ucx.transports.interface import Fault
-from hoplite_ucx.transports.testing.conformance.tools import Receiving, Serving, filled
+from hoplite_ucx.transports.testing.conformance.tools import Receiving, Serving, filled, wait_until
 from hoplite_ucx.transports.testing.ucx_endpoint import UcxEndpoint
 from hoplite_ucx.transports.ucx import engine as engine_module
 from hoplite_ucx.transports.ucx import library
@@ -84,6 +86,26 @@ def test_a_port_that_goes_down_ends_its_links_and_ucx_is_asked_for_none(
         state.write_text("4: ACTIVE")
         Serving(a, 2, (2, 3), filled(3, SIZE), SIZE)
         Receiving(b, 1, a.address, (2, 3), SIZE).complete(3)
+
+
+@pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")
+def test_wake_ups_that_ucx_loses_hold_up_no_transfer_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it loses all of them."""
+    create = Worker.__init__
+
+    def deaf(self: Worker, *arguments: Any) -> None:
+        create(self, *arguments)
+        self.descriptor = os.eventfd(0)
+
+    monkeypatch.setattr(Worker, "__init__", deaf)
+    with SharedEndpoint(1) as a, SharedEndpoint(2) as b:
+        source = filled(1, SIZE, watermark=0)
+        Serving(a, 2, (2, 1), source, SIZE)
+        stream = Receiving(b, 1, a.address, (2, 1), SIZE)
+        for watermark in (100_000, 200_000, SIZE):
+            source.rise(watermark)
+            wait_until(lambda watermark=watermark: stream.memory.watermark() == watermark, "it has come")
+        stream.complete(1)
 
 
 @pytest.mark.skipif(find_spec("ucxx") is None, reason="no UCX: pip install 'hoplite-ucx[ucx]'")

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -86,6 +87,23 @@ def test_the_endpoint_says_which_lanes_it_got() -> None:
         ((where, lanes),) = b.transport.lanes().items()
         assert where == (1, Side.RECEIVING)
         assert lanes == ["tcp/lo"]
+
+
+def test_who_asks_for_lanes_does_not_wait_for_a_busy_engine() -> None:
+    """An agent tells its lanes on the thread that everything else of it waits for."""
+    free = threading.Event()
+    with UcxEndpoint(1) as a, UcxEndpoint(2) as b:
+        Serving(a, 2, KEY, filled(1, SIZE), SIZE)
+        Receiving(b, 1, a.address, KEY, SIZE).complete(1)
+
+        def hold_up() -> None:
+            free.wait(HANG)
+
+        b.transport.start().call(hold_up)
+        try:
+            assert b.transport.lanes() == {(1, Side.RECEIVING): ["tcp/lo"]}
+        finally:
+            free.set()
 
 
 def test_memory_that_may_not_be_written_is_never_given_to_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
