@@ -68,6 +68,8 @@ class Link(ABC, Generic[_AnyStream]):
         self.connection: Connection | None = None
         self.endpoint: library.Endpoint | None = None
         self.broken = False
+        self.lanes: list[str] = []
+        """What UCX gave the link, as of its last stream; none before the first transfer."""
         self.bytes = 0
         self.frames = 0
         self.standstill = Standstill()
@@ -90,8 +92,11 @@ class Link(ABC, Generic[_AnyStream]):
     def connected(self) -> bool:
         return self.endpoint is not None and not self.broken
 
-    def lanes(self) -> list[library.Lane]:
-        return self.engine.library.lanes(self.endpoint) if self.endpoint is not None and not self.broken else []
+    def _note_lanes(self) -> None:
+        """Asked of UCX on the engine's thread, so that whoever wants to know them never waits for it."""
+        if self.connected:
+            found = self.engine.library.lanes(self.endpoint)
+            self.lanes = [f"{lane.transport}/{lane.device}" for lane in found]
 
     # --- the connection ----------------------------------------------------------------------------------------
 
@@ -167,6 +172,8 @@ class Link(ABC, Generic[_AnyStream]):
                 moved |= bool(stream.transfers) and self.advance_stream(stream)
             except self.engine.library.error as error:
                 self.break_off(self.failed(error))
+        if moved and not self.lanes:
+            self._note_lanes()
         if moved and not self.broken:
             self.go_on()
         if not self.busy():
@@ -182,6 +189,7 @@ class Link(ABC, Generic[_AnyStream]):
 
     def close(self, stream: _AnyStream) -> None:
         """It has no requests any more."""
+        self._note_lanes()
         self._core.remove(stream)
         self._on_closed(stream)
         self.end_stream(stream)
