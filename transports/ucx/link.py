@@ -24,9 +24,10 @@ from hoplite_ucx.transports.ucx.standstill import LOOK_SECONDS, Standstill, Verd
 
 __all__ = ["Link"]
 
-DESTROY_SECONDS = 0.1
-"""Closing an endpoint completes its requests at once, on a worker that links share. If it does not, the worker is
-destroyed after this time, with all its links."""
+DESTROY_SECONDS = 0.2
+"""Closing an endpoint completes its requests, on a worker that links share: over software RDMA in up to 0.2 s, while
+the machine was busy. If it does not, the worker is destroyed after this time, with all its links, also those to whoever
+has another copy; and the next link waits for another worker, which took 0.3 to 1.5 s there."""
 
 
 class _Stream(Protocol):
