@@ -337,8 +337,8 @@ class VirtualCluster:
         return done()
 
     def everyone_joined(self) -> bool:
-        members = self.directory.machine.members
-        return all(members.get(node.machine.node) is not None for node in self.slots)
+        joined = {member.node for member in self.directory.machine.nodes()}
+        return all(node.machine.node in joined for node in self.slots)
 
     def settle(self, calls: list[Call], limit: float) -> bool:
         pending = list(calls)
