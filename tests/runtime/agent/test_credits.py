@@ -29,7 +29,7 @@ def test_credits_come_when_half_of_the_ring_is_used(monkeypatch: pytest.MonkeyPa
 
     def watched(link: ReceivingLink, what: Record, channel: int, limit: int = 0, *stream: int) -> None:
         if what is Record.CREDIT:
-            left.append(granted[-1] - link._channels[channel].received)
+            left.append(granted[-1] - link._core.streams[channel].received)
             granted.append(limit)
         send_record(link, what, channel, limit, *stream)
 
