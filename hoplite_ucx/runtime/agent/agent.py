@@ -277,20 +277,28 @@ class Agent:
         if self._closed:
             return
         self._reported.append(event)
+        self._call_for_reports()
+
+    def _call_for_reports(self) -> None:
         if not self._called:
             self._called = True
             self._loop.call_soon_threadsafe(self._take_reports)
 
     def _take_reports(self) -> None:
+        """Those that are there: the loop hears sessions before it takes the next ones."""
         self._called = False  # first: a report that comes from now on calls again
-        with Together() as turn:
-            while self._reported:
-                event = self._reported.popleft()
-                if isinstance(event, ReceiveClosed | ServeClosed):
-                    self._stream_over(event)
-                else:
-                    self.dispatch(event)
-                turn.handled()
+        try:
+            with Together() as turn:
+                for _ in range(len(self._reported)):
+                    event = self._reported.popleft()
+                    if isinstance(event, ReceiveClosed | ServeClosed):
+                        self._stream_over(event)
+                    else:
+                        self.dispatch(event)
+                    turn.handled()
+        finally:
+            if self._reported:  # they came meanwhile, or one before them failed
+                self._call_for_reports()
 
     def _stream_over(self, event: ReceiveClosed | ServeClosed) -> None:
         streams = self._receiving if isinstance(event, ReceiveClosed) else self._serving

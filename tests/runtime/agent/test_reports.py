@@ -11,6 +11,7 @@ from hoplite_ucx.runtime.agent.agent import Agent, AgentProfile
 from tests.tools.waiting import HANG
 
 STREAM = StreamId(node_id(5), 1)
+MANY = 50
 
 
 class Loop:
@@ -66,6 +67,49 @@ def test_a_report_during_the_call_is_handled_and_a_later_one_calls_again(
     loop.calls.clear()
     agent._dispatch_soon(Combined(3))
     assert len(loop.calls) == 1
+
+
+def test_reports_that_follow_from_reports_leave_the_loop_time_for_others(
+    handled: list[NodeEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    agent = make(loop)
+
+    def dispatch(agent: Agent, event: NodeEvent) -> None:
+        handled.append(event)
+        if len(handled) < MANY:
+            agent._dispatch_soon(event)
+
+    monkeypatch.setattr(Agent, "dispatch", dispatch)
+    agent._dispatch_soon(Combined(1))
+    loop.calls.pop()()
+    assert len(handled) == 1
+    while loop.calls:
+        (call,) = loop.calls
+        loop.calls.clear()
+        call()
+    assert len(handled) == MANY
+
+
+def test_a_report_that_fails_does_not_hold_up_the_next(
+    handled: list[NodeEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    agent = make(loop)
+
+    def dispatch(_: Agent, event: NodeEvent) -> None:
+        if event == Combined(1):
+            raise ZeroDivisionError
+        handled.append(event)
+
+    monkeypatch.setattr(Agent, "dispatch", dispatch)
+    for number in (1, 2):
+        agent._dispatch_soon(Combined(number))
+    with pytest.raises(ZeroDivisionError):
+        loop.calls.pop()()
+    (call,) = loop.calls
+    call()
+    assert handled == [Combined(2)]
 
 
 def test_reports_of_many_threads_are_all_handled(handled: list[NodeEvent]) -> None:
