@@ -256,9 +256,8 @@ class SendingLink:
             length = self._sendable(outgoing)
             window = outgoing.source.window(outgoing.position, length) if length > 0 else None
         except Exception:  # the link's thread gets it too, and handles it
-            with self._lock:
-                self._sending = None
-            return False
+            self._end_turn(outgoing, again=True)  # which closes a stream that was cancelled meanwhile
+            return True
         if window is not None:
             header = DATA.pack(demand.channel, window.nbytes, outgoing.position)
             try:

@@ -345,3 +345,27 @@ def test_idle_links_are_retired(monkeypatch: pytest.MonkeyPatch) -> None:
             incoming.complete(number)
             wait_until(lambda: not a.transport.links() and not b.transport.links(), "the links are gone")
     assert not lost
+
+
+def test_a_stream_that_is_cancelled_as_its_source_fails_on_a_receiving_thread_is_closed() -> None:
+    with endpoints(TcpEndpoint, 1, 2) as (a, b):
+
+        class Failing(Memory):
+            def window(self, offset: int, length: int) -> memoryview:
+                serving.cancel()
+                raise ZeroDivisionError(offset, length)
+
+        source = Failing(bytearray(SIZE))
+        serving = Serving(a, b.node, KEY, source, SIZE)
+        Receiving(b, a.node, a.address, KEY, SIZE)
+        (link,) = a.transport._links.sending.values()  # type: ignore[attr-defined]
+        wait_until(lambda: link._core.streams and link._asleep, "the link's thread has nothing to do")
+
+        def relay() -> None:
+            sending.may_send()
+            source.rise(SIZE)
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        thread.join(HANG)
+        serving.wait(HANG)
