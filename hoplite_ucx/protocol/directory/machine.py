@@ -247,6 +247,7 @@ class Directory:
             earlier = self.members.predecessor(join)
             if earlier is not None:
                 self._declare_dead(earlier, f"{label(node)} has taken its place")
+                self._settling.settle()  # what was lost with it is not there for what this one asks
             member = self.members.join(join, self.world.now)
             if "sweep" not in self.world.timers:
                 self._set_sweep()

@@ -16,8 +16,11 @@ from hoplite_ucx.protocol.messages import (
     Drop,
     Failed,
     ObjectState,
+    Operation,
+    Over,
     Put,
     Ready,
+    Reduce,
     SlotReport,
     Want,
     Watch,
@@ -133,3 +136,20 @@ def test_a_fault_that_marks_for_ever_raises(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Settling, "_settle_record", marks_again)
     with pytest.raises(AssertionError, match="does not settle"):
         d.put("B", 2)
+
+
+def test_a_node_that_takes_the_place_of_another_may_ask_again_for_what_was_lost_with_it() -> None:
+    d = Reducer("A", "B")
+    for name, number in (("A", 1), ("B", 2), ("B", 3)):
+        d.put(name, number)
+    d.reduce("A", (1, 2, 3), count=2)
+    d.run("A", "B")
+    assert list(d.broadcast(TARGET).copies) == [d["A"]]
+    d.quiet()
+    again = Reduce(9, ref(TARGET), (ref(1), ref(2), ref(3)), Operation.SUM, 2)
+    d.join("A again", address=f"address{d['A']}", reduces=(again,), wants=(ref(TARGET),))
+    assert not [message for message in d.heard("A again") if isinstance(message, Over | Failed)]
+    bind = d.take("B")
+    assert {part.ref for part in bind.parts} == {ref(2), ref(3)}
+    d.finish("B", bind)
+    assert bind.version in sealed_in(d.heard("A again"))
