@@ -316,6 +316,7 @@ class Directory:
         late = max(0.0, now - self._sweep_due)
         for member in self.members.sweep(now, late):
             self._declare_dead(member, "its lease ran out")
+        self._settling.settle()  # what is sealed or lost with them decides which copies are the last
         self.retiring.review()
         if len(self.members):
             self._set_sweep()

@@ -14,9 +14,11 @@ from hoplite_ucx.protocol.messages import (
     Retire,
     StreamFailed,
     StreamFault,
+    ToNode,
     Want,
 )
-from tests.tools.machines import LARGE, DirectoryDriver, ref, version
+from tests.tools.machines import LARGE, DirectoryDriver, ref, sealed_in, version
+from tests.tools.reducer import TARGET, chain, copied
 
 SWEEP = 0.3
 
@@ -135,3 +137,20 @@ def test_a_new_directory_hears_all_nodes_before_it_decides() -> None:
     d.join("B", incarnation=1, members=2)
     d.pass_time(SWEEP, beating=("A", "B"))
     assert d.heard_all(Place, "B")
+
+
+def test_a_result_that_is_decided_when_a_lease_runs_out_is_handed_over() -> None:
+    """Until then it could have been made again; now the node that leaves has the only copy."""
+    d, lower, root = chain()
+    d.finish("B", lower)
+    copied(d, "E", TARGET)
+    d.tell("E", Retire())
+    assert d.heard_all(MayLeave, "E") == [MayLeave(0)]
+    heard: list[ToNode] = []
+    while not sealed_in(heard):
+        d.pass_time(0.05, beating=("A", "B", "D", "E"))
+        heard = d.heard("E")
+    assert list(d.broadcast(TARGET).copies) == [d["E"]]
+    assert not [message for message in heard if isinstance(message, MayLeave)]
+    [place] = d.heard_all(Place, "A", "B", "D")
+    assert place.version == root.version
