@@ -102,10 +102,11 @@ class Table:
         return bool(record.broadcast.copies) or record.broadcast.inline is not None
 
     def outlook(self, record: Record) -> tuple[object, ...]:
-        """What reductions decide by: whether it is ready, gone, another version, decided, or on more nodes."""
+        """What reductions decide by: whether it is ready, gone, another version or decided. On which nodes it is only
+        decides who is asked next."""
         broadcast, reduction = record.broadcast, record.reduction
         return (
-            broadcast and (broadcast.version, len(broadcast.copies)),
+            broadcast and broadcast.version,
             self.is_ready(record.ref),
             record.deleted,
             reduction and reduction.state,

@@ -2,18 +2,21 @@
 
 import pytest
 
-from hoplite_ucx.protocol.directory.records import Record
+from hoplite_ucx.protocol.directory.records import Record, Reduction
+from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.settling import Settling
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import SessionLost
 from hoplite_ucx.protocol.ids import short
 from hoplite_ucx.protocol.messages import (
     Bind,
+    Completed,
     Copy,
     Delete,
     Describe,
     Described,
     Drop,
+    Evict,
     Failed,
     ObjectState,
     Operation,
@@ -121,6 +124,28 @@ def test_a_host_that_comes_back_with_the_output_has_it_all() -> None:
     [described] = [message for message in heard if isinstance(message, Described)]
     assert described.descriptions[0].state is ObjectState.READY
     assert d["A"] in d.broadcast(TARGET).copies
+
+
+def test_a_reduction_does_not_look_again_at_all_its_sources_for_each_copy_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    d = Reducer("A", "B", "C")
+    source = d.put("A", 1)
+    d.reduce("C", (1, 2))
+    reviewed = []
+    review = Reductions.review
+
+    def counted(reductions: Reductions, reduction: Reduction) -> None:
+        reviewed.append(reduction.target)
+        review(reductions, reduction)
+
+    monkeypatch.setattr(Reductions, "review", counted)
+    d.want("B", 1)
+    d.tell("B", Completed(source))
+    d.tell("B", Evict(source))
+    assert reviewed == []
+    d.put("B", 2)
+    assert ref(TARGET) in reviewed
 
 
 def test_a_fault_that_marks_for_ever_raises(monkeypatch: pytest.MonkeyPatch) -> None:
