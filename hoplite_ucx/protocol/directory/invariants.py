@@ -326,11 +326,10 @@ def _check_reduction(directory: Directory, reduction: Reduction, numbers: set[in
         left = chosen or reduction.slots or reduction.terms or reduction.held or reduction.root or host
         assert not left, f"{name}: failed, and something of it is left"
         return
-    if directory.reductions.all_inline(reduction):
-        assert not reduction.slots, f"{name}: all its sources are inline, and yet it has slots"
-        assert reduction.root is None, f"{name}: all its sources are inline, and yet it has a root"
+    if host is not None:
+        assert not reduction.slots, f"{name}: combined inline, and yet it has slots"
+        assert reduction.root is None, f"{name}: combined inline, and yet it has a root"
     else:
-        assert host is None, f"{name}: combined inline, and not all of its sources are"
         homes = _check_trees(name, reduction)
         for ref, slot in reduction.slots.items():
             _check_slot(directory, name, ref, slot, reduction)

@@ -83,7 +83,7 @@ class Reductions:
 
     def _advance(self, reduction: Reduction) -> None:
         """Bind what can be bound."""
-        if self.all_inline(reduction):
+        if self._all_inline(reduction):
             self._combine_inline(reduction)
             return
         for slot in reduction.tops():
@@ -317,7 +317,7 @@ class Reductions:
 
     # --- small objects -------------------------------------------------------------------------------------------
 
-    def all_inline(self, reduction: Reduction) -> bool:
+    def _all_inline(self, reduction: Reduction) -> bool:
         if reduction.inline_version is not None:
             return True
         if len(reduction.chosen) < reduction.spec.count or not self._versions.has_inline_room(reduction.size):
@@ -328,13 +328,13 @@ class Reductions:
         """The bytes are all here: one node combines them and sends back the result."""
         if reduction.inline_version is not None:
             return
-        self.binder.drop_slots(reduction)
         requester = self._table.members.get(reduction.requester)
         candidates = [requester] if requester is not None and requester.usable() else []
         candidates += [member for member in self._table.members if member.usable()]
         if not candidates:
             self._world.timers.set(("reduce", reduction.target), self._world.now + self._world.settings.declined)
-            return
+            return  # and keep the slots: by then there may be no room for the result here
+        self.binder.drop_slots(reduction)
         host = candidates[0]
         reduction.inline_version = self._versions.new_version(reduction.target)
         reduction.inline_host = host.node

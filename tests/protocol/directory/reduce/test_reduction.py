@@ -2,7 +2,9 @@
 
 import pytest
 
+from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.errors import FailureKind
+from hoplite_ucx.protocol.events import SessionLost
 from hoplite_ucx.protocol.ids import Version, short
 from hoplite_ucx.protocol.messages import (
     Ask,
@@ -355,6 +357,21 @@ def test_a_small_reduction_outlives_every_node() -> None:
     d.tell("E", Want(ref(TARGET)))
     d.pass_time(1.0, beating=("E",))
     assert len(d.heard_all(CombineInline, "E")) == 1
+
+
+def test_a_small_reduction_ends_although_the_directory_has_no_room_when_a_node_comes() -> None:
+    d = Reducer("A", "B", settings=Settings(inline_limit=2, inline_total=6))
+    for number in (1, 2):
+        d.tell("A", Put(number, ref(number), 2, b"layout", bytes([number, number])))
+    d.reduce("B", (1, 2))
+    d.handle(SessionLost(d["A"]))
+    d.kill("B")  # it was to combine them, and there is no other node
+    d.join("C")
+    d.tell("C", Put(3, ref(3), 2, b"layout", b"\7\7"), Want(ref(TARGET)))
+    d.pass_time(1.0, beating=("C",))
+    bind = d.take("C")
+    d.finish("C", bind)
+    assert sealed_in(d.heard("C")) == [bind.version]
 
 
 def test_a_result_that_is_late_or_foreign_is_nothing() -> None:
