@@ -215,11 +215,12 @@ class Objects:
             self.forget_tombstones()
 
     def forget_tombstones(self) -> None:
-        """Deleted refs whose time is over may be used again, unless a reduction still needs a hidden version."""
-        for ref in self._table.tombstones.pop_over():
+        """Deleted refs whose time is over may be used again, unless a reduction still needs a hidden version, or has
+        bytes of one that was never decided."""
+        for ref, undecided in self._table.tombstones.pop_over():
             record = self._table.records.get(ref)
-            if record is not None and record.broadcast is not None:
-                self._table.tombstones.add(ref)
+            if record is not None and (record.broadcast is not None or (undecided and record.is_chosen())):
+                self._table.tombstones.add(ref, undecided=undecided)
             elif record is not None:
                 record.deleted = False
                 self._world.mark(ref)

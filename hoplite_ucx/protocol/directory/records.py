@@ -176,6 +176,10 @@ class Record:
         it."""
         return self.stripe_of is not None or (self.slot is not None and self.slot.cut is not None)
 
+    def is_chosen(self) -> bool:
+        """In whatever version, by a reduction that is not decided."""
+        return any(self.ref in reduction.chosen for reduction in self.consumers.values())
+
     def pinned(self) -> bool:
         """Chosen, in this version, by a reduction that is not decided: a delete hides it, and frees it later."""
         version = self.broadcast.version if self.broadcast is not None else None

@@ -38,8 +38,8 @@ class Tombstones:
         self._until[ref] = until
         self._world.timers.set_if_absent(TIMER, until)
 
-    def pop_over(self) -> Iterator[bytes]:
-        """Forget those whose time is over, or that are too many, one by one."""
+    def pop_over(self) -> Iterator[tuple[bytes, bool]]:
+        """Forget those whose time is over, or that are too many, one by one, and say whether it was undecided."""
         count = len(self._until)  # what is added meanwhile waits for the next look
         while count > 0:
             ref, until = next(iter(self._until.items()))
@@ -48,5 +48,6 @@ class Tombstones:
                 break
             count -= 1
             del self._until[ref]
+            undecided = ref in self.undecided
             self.undecided.discard(ref)
-            yield ref
+            yield ref, undecided

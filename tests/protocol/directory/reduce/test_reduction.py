@@ -492,3 +492,22 @@ def test_the_get_of_the_roots_own_host_hears_of_a_failure() -> None:
     d.lose("E")
     d.lose("A")
     assert [failed.ref for failed in d.heard_all(Failed, "C")] == [ref(OUTER)]
+
+
+def test_what_was_deleted_undecided_goes_into_nothing_also_when_its_tombstone_is_over() -> None:
+    d = Reducer("A", "B", "C", "D")
+    for name, number in (("A", 1), ("B", 2)):
+        d.put(name, number)
+    d.reduce("D", (TARGET, 3, 4), count=2, target=OUTER)
+    d.reduce("D", (1, 2))
+    d.take("B")
+    d.put("C", 3)
+    outer = d.take("C")
+    d.finish("C", outer)  # it has all of the target before that is decided
+    d.tell("A", Delete(5, (ref(TARGET),)))
+    d.quiet()
+    d.pass_time(d.directory.settings.tombstone * 2.5, beating=("A", "B", "C", "D"), step=0.5)
+    assert not sealed_in(d.heard("C"))
+    d.put("D", 4)
+    [bind] = d.heard_all(Bind)
+    assert {part.ref for part in bind.parts} == {ref(3), ref(4)}
