@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 _UNTIMED = 2
-"""Rounds of each turn that do not count: links are opened, memory is touched for the first time."""
+"""Rounds of each turn that do not count, at least: links are opened, memory is touched for the first time."""
 DEATH_GOAL = 1.3
-"""The round in which a worker dies takes at most so many times the median."""
+"""The round in which a worker dies takes at most so many times the median of rounds like it."""
 _JUDGED = 8
 """On so many nodes there is a goal; more of them would say more of this machine's cores."""
 
@@ -179,7 +179,7 @@ def real_computes(records: Iterable[Record]) -> list[RealCompute]:
         if rows[0]["compute"] is not None:
             continue
         for system, busy in zip(PLAIN_AND_OURS, _busy(rows), strict=True):
-            mine = _timed(rows, system)
+            mine = _in_whole_cycles(rows, system)
             if mine:
                 seconds = statistics.fmean(row["seconds"] for row in mine)
                 computed = [row["computed"] for row in mine]
@@ -226,8 +226,11 @@ class Death:
 
     title: str
     system: str
-    usual: float
-    """The median round before."""
+    median: float
+    """Of all rounds before."""
+    like_it: float
+    """The median of the rounds before that had its place in the cycle. Where a round takes half of the workers, the
+    halves take turns, and the round that waits for compute is longer than the one after it."""
     slowest_before: float
     at_death: float
     """The round in which it died."""
@@ -237,8 +240,13 @@ class Death:
     """Seconds until a round with the worker that came back; None if it did not."""
 
     @property
+    def of_median(self) -> float:
+        return self.at_death / self.median
+
+    @property
     def ratio(self) -> float:
-        return self.at_death / self.usual
+        """Over rounds that are like it. This one is judged."""
+        return self.at_death / self.like_it
 
     @property
     def goal(self) -> float | None:
@@ -248,6 +256,11 @@ class Death:
     @property
     def missed(self) -> bool:
         return self.goal is not None and self.ratio > self.goal
+
+    @property
+    def above_median(self) -> bool:
+        """Whether it misses the goal by the stricter rule, that of the median of all rounds."""
+        return self.goal is not None and self.of_median > self.goal
 
 
 def deaths(records: Iterable[Record]) -> list[Death]:
@@ -261,6 +274,7 @@ def deaths(records: Iterable[Record]) -> list[Death]:
             after = [row for row in rows if killed is not None and row["round"] >= killed]
             if not before or not after:
                 continue
+            like_it = [row for row in before if (after[0]["round"] - row["round"]) % _cycle(row) == 0]
             known = {pid for row in before for pid in row.get("pids", ())}
             back = next((row for row in after[1:] if _is_whole(row, before[0], known)), None)
             missing = [row for row in after if back is None or row["round"] <= back["round"]]
@@ -270,6 +284,7 @@ def deaths(records: Iterable[Record]) -> list[Death]:
                     every[0]["title"],
                     system,
                     statistics.median(row["seconds"] for row in before),
+                    statistics.median(row["seconds"] for row in like_it or before),
                     max(row["seconds"] for row in before),
                     after[0]["seconds"],
                     max(row["seconds"] for row in missing),
@@ -367,10 +382,12 @@ def wrong_answers(records: Iterable[Record]) -> list[str]:
 
 
 def settings(records: Iterable[Record], *kinds: Kind) -> dict[str, list[Record]]:
-    """The rows of each run."""
+    """The rows of each run. One that failed has none: some of its rounds are missing."""
+    records = list(records)
+    failed = {record["part"] for record in records if "not_run" in record}
     found: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        if record.get("kind") in kinds and "system" in record:
+        if record.get("kind") in kinds and "system" in record and record["part"] not in failed:
             found[record["part"]].append(record)
     return found
 
@@ -385,12 +402,31 @@ def median_of(rows: Iterable[Record], name: str) -> float | None:
 
 
 def _timed(rows: Iterable[Record], system: str) -> list[Record]:
-    return [row for row in system_of(rows, system) if row["round"] >= _UNTIMED and row["seconds"] is not None]
+    """Those after the first cycle, whose gradients were all there when it began: its rounds are short."""
+    mine = system_of(rows, system)
+    return [row for row in mine if row["round"] >= max(_UNTIMED, _cycle(row)) and row["seconds"] is not None]
+
+
+def _in_whole_cycles(rows: Iterable[Record], system: str) -> list[Record]:
+    """The timed rounds without the last ones that make no cycle, which would count its long or its short rounds once
+    more."""
+    mine = _timed(rows, system)
+    if not mine:
+        return []
+    end = max(row["round"] for row in mine) + 1
+    end -= (end - mine[0]["round"]) % _cycle(mine[0])
+    return [row for row in mine if row["round"] < end]
+
+
+def _cycle(row: Record) -> int:
+    """In how many rounds each worker has its turn: two on 8 nodes where a round takes half of them, three on 4, and one
+    where a round takes all."""
+    return (row["nodes"] - 1) // len(row["workers"]) if "pids" in row else 1
 
 
 def _seconds_of_turns(rows: Sequence[Record], system: str) -> list[float]:
     turns: dict[int, list[float]] = defaultdict(list)
-    for row in _timed(rows, system):
+    for row in _in_whole_cycles(rows, system):
         turns[row["turn"]].append(row["seconds"])
     return [statistics.fmean(seconds) for seconds in turns.values()]
 

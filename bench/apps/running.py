@@ -1,7 +1,7 @@
 """Runs a plan: Ray nodes on emulated hosts, and on them the two programs of each run in turns.
 
-A run that fails is reported as not run, with the reason, and the next one goes on. A run that misses its goal has one
-more turn, with hoplite and a trace.
+A run that fails is reported as not run, with the reason, and the next one has new Ray nodes: one of the old ones may be
+what failed. A run that misses its goal has one more turn, with hoplite and a trace.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -27,7 +28,7 @@ from hoplite_ucx.bench.hosts.line_process import LineProcess, PeerError
 from hoplite_ucx.bench.hosts.namespaces import Cluster, ClusterError
 from hoplite_ucx.bench.ray.nodes import RayNodes, ray_nodes
 
-__all__ = ["Watcher", "about", "check_memory", "memory_needed", "run_all"]
+__all__ = ["Watcher", "about", "check_commit", "check_memory", "memory_needed", "run_all"]
 
 _LINE_SECONDS = 180.0
 """A program says something at least that often."""
@@ -37,6 +38,7 @@ _PROCESSES = 700 << 20
 """What the processes of a Ray node, an actor and an agent take before the first object."""
 _IN_HAND = 4
 """Objects of a run's size outside of the stores: parameters, a gradient, a sum, one that is being made."""
+_NAMES_AN_ERROR = re.compile(r"[\w.]+(Error|Exception)\b")
 
 
 class Watcher(Protocol):
@@ -65,25 +67,41 @@ def check_memory(runs: Iterable[Run]) -> None:
         )
 
 
+def check_commit(journal: Journal, commit: str | None) -> None:
+    """Figures of several commits are not put together: a run goes on at the commit at which it began."""
+    others = {str(run["machine"]["commit"]) for run in journal.runs if run["machine"]["commit"] != commit}
+    if journal.records and others:
+        raise PeerError(
+            f"{journal.path} has figures of commit {', '.join(sorted(others))}, and this is {commit}: choose another "
+            "--output, or remove the file to begin anew"
+        )
+
+
 def run_all(journal: Journal, runs: Sequence[Run], watcher: Watcher) -> list[str]:
     """All that an earlier run has not finished; returns what failed, and why."""
     todo = [run for run in runs if not journal.has_finished(run.key)]
     problems = []
     for (nodes, rate), some in itertools.groupby(todo, key=lambda run: (run.nodes, run.rate)):
-        together = list(some)
-        store = max(run.memory for run in together)
-        try:
-            with Cluster(nodes, rate) as cluster, ray_nodes(cluster, store) as ray:
-                for run in together:
-                    problem = _run(journal, run, ray, watcher)
-                    if problem is not None:
-                        problems.append(f"{run.title}: {problem}")
-        except (PeerError, ClusterError) as failure:
-            for run in together:
-                if not journal.has_finished(run.key):
-                    journal.tell(run.key, {"title": run.title, "not_run": str(failure)})
-                    problems.append(f"{run.title}: {failure}")
+        left = list(some)
+        store = max(run.memory for run in left)
+        while left:
+            try:
+                with Cluster(nodes, rate) as cluster, ray_nodes(cluster, store) as ray:
+                    problems += _run_until_one_fails(journal, left, ray, watcher)
+            except (PeerError, ClusterError) as failure:
+                problems += [f"{run.title}: {_not_run(journal, run, failure)}" for run in left]
+                left = []
     return problems
+
+
+def _run_until_one_fails(journal: Journal, left: list[Run], ray: RayNodes, watcher: Watcher) -> list[str]:
+    """Take what was run off the list."""
+    while left:
+        problem = _run(journal, left[0], ray, watcher)
+        run = left.pop(0)
+        if problem is not None:
+            return [f"{run.title}: {problem}"]
+    return []
 
 
 def _run(journal: Journal, run: Run, ray: RayNodes, watcher: Watcher) -> str | None:
@@ -98,28 +116,49 @@ def _run(journal: Journal, run: Run, ray: RayNodes, watcher: Watcher) -> str | N
                     journal.tell(run.key, {**row, **about(run), "system": system, "turn": turn})
         mine = [record for record in journal.records if record["part"] == run.key]
         if any(gain.missed for gain in gains(mine)):
-            journal.tell(run.key, {"title": run.title, "trace": _trace(run, ray, journal.path.parent)})
+            journal.tell(run.key, {"title": run.title, **_trace(run, ray, journal.path.parent)})
     except PeerError as failure:
-        problem = str(failure)
-        journal.tell(run.key, {"title": run.title, "not_run": problem})
+        problem = _not_run(journal, run, failure)
     else:
         journal.finish(run.key, time.monotonic() - began)
     watcher.end(problem)
     return problem
 
 
+def _not_run(journal: Journal, run: Run, failure: Exception) -> str:
+    """Record why, and return it in one line."""
+    problem = _in_short(str(failure))
+    journal.tell(run.key, {"title": run.title, "not_run": problem, "said": str(failure)})
+    return problem
+
+
+def _in_short(said: str) -> str:
+    """The line that names the error, of a traceback among what Ray writes, or else the last one."""
+    first, *others = [line for line in said.splitlines() if line.strip()] or [""]
+    if not others:
+        return first
+    named = [line for line in others if _NAMES_AN_ERROR.match(line)]
+    who, _, _ = first.partition(": ")
+    return f"{who}: {(named or others)[-1].strip()}"
+
+
 def _trace(run: Run, ray: RayNodes, folder: Path) -> Record:
-    """Of one more turn: where its file is, and what it says."""
+    """Of one more turn: where its file is, and what it says. The figures stand without it."""
     name = f"trace-{run.key.rpartition('#')[2]}.json"
     path = (folder / name).resolve()
-    rounds = [row for row in _rows(run, PLAIN_AND_OURS[1], 0, ray, path) if row.get("round", -1) >= 0]
-    found = read_streams(path)
+    try:
+        rounds = [row for row in _rows(run, PLAIN_AND_OURS[1], 0, ray, path) if row.get("round", -1) >= 0]
+        found = read_streams(path)
+    except PeerError as failure:
+        return {"untraced": _in_short(str(failure))}
     return {
-        "file": name,
-        "rounds": len(rounds) + 1,  # and one before those that are counted
-        "whole": found.whole,
-        "sending": found.sending,
-        "busiest": found.busiest,
+        "trace": {
+            "file": name,
+            "rounds": len(rounds) + 1,  # and one before those that are counted
+            "whole": found.whole,
+            "sending": found.sending,
+            "busiest": found.busiest,
+        }
     }
 
 

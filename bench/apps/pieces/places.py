@@ -32,7 +32,11 @@ def places(addresses: Sequence[str]) -> list[dict[str, Any]]:
 
 def pids_of(actors: Sequence[Any]) -> list[int]:
     """The processes of actors, once all of them are up."""
-    found: list[int] = ray.get([actor.__ray_call__.remote(_pid) for actor in actors], timeout=_PATIENCE)
+    asked = [actor.__ray_call__.remote(_pid) for actor in actors]
+    up, late = ray.wait(asked, num_returns=len(asked), timeout=_PATIENCE)
+    if late:
+        raise TimeoutError(f"only {len(up)} of {len(asked)} workers came up within {_PATIENCE:g} s")
+    found: list[int] = ray.get(asked)
     return found
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from hoplite_ucx.bench.apps.plan import GRIDS, Run, runs
 from hoplite_ucx.bench.apps.report import write_report
 from hoplite_ucx.bench.apps.results import deaths, gains, latencies, wrong_answers, wrong_sums
-from hoplite_ucx.bench.apps.running import check_memory, run_all
+from hoplite_ucx.bench.apps.running import check_commit, check_memory, run_all
 from hoplite_ucx.bench.harness.journal import Journal
 from hoplite_ucx.bench.harness.machine_facts import facts, versions
 from hoplite_ucx.bench.harness.plots import load_pyplot
@@ -57,13 +57,14 @@ def apps(
         check_memory(chosen)
         with Cluster(1):  # whether there can be any
             pass
-        journal = Journal.in_folder(output)
+        journal, machine = Journal.in_folder(output), facts()
+        check_commit(journal, machine["commit"])
         journal.begin_run(
             {
                 "begun": datetime.now().astimezone().isoformat(timespec="seconds"),
                 "command": shlex.join(["hoplite", *sys.argv[1:]]),
                 "versions": {**versions(), **{package: metadata.version(package) for package in _NEEDED.values()}},
-                "machine": facts(),
+                "machine": machine,
             }
         )
         lines = _Lines([run for run in chosen if not journal.has_finished(run.key)])
@@ -83,7 +84,10 @@ def apps(
     for late in latencies(journal.records):
         typer.echo(f"{late.title}: {late.system} p50 {late.seconds[50]:.2f} s, p90 {late.seconds[90]:.2f} s")
     for death in deaths(journal.records):
-        typer.echo(f"{death.title}: {death.system}, the round with the death {death.ratio:.2f} × the median")
+        typer.echo(
+            f"{death.title}: {death.system}, the round with the death {death.ratio:.2f} × rounds like it, "
+            f"{death.of_median:.2f} × the median"
+        )
     if journal.records:
         typer.echo(str(output / REPORT))
     if interrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def test_figures_and_what_is_missed(tmp_path: Path) -> None:
     assert "in a round of 2.00 s some host received for 1.20 s" in text
     assert "8 answers of ensembles were the same" in text
     assert is_journal(journal.path)
+
+
+def test_what_failed_is_named(tmp_path: Path) -> None:
+    journal = _journal(tmp_path, "abc123")
+    _tell(journal, plain=4.0, hoplite=1.0)
+    assert "What failed" not in page(journal, "hoplite bench page")
+    other = replace(_SERVING, nodes=16)
+    journal.tell(other.key, {"title": other.title, "not_run": "Ray did not start"})
+    assert page(journal, "hoplite bench page").endswith(f"\n\n## What failed\n\n- {other.title}: Ray did not start\n")
 
 
 def test_figures_of_several_commits_make_no_page(tmp_path: Path) -> None:

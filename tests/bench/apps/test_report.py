@@ -88,6 +88,19 @@ def test_a_missed_goal_comes_with_what_its_trace_says(journal: Journal) -> None:
     assert 'href="trace-1.json"' in timing
 
 
+def test_a_missed_goal_may_have_no_trace(journal: Journal) -> None:
+    _tell(journal, _SERVING)
+    journal.tell(_SERVING.key, {"title": _SERVING.title, "untraced": "the hoplite program failed"})
+    timing = _section(page(journal), "Timing runs")
+    assert "80%, missed" in timing
+    assert "no trace: the hoplite program failed" in timing
+
+
+def test_all_that_a_failed_program_said_is_kept(journal: Journal) -> None:
+    journal.tell(_SERVING.key, {"title": _SERVING.title, "not_run": "in short", "said": "Traceback\nin short"})
+    assert "<details><summary>All that was said</summary><pre>Traceback\nin short" in _section(page(journal), "Not run")
+
+
 def test_what_was_not_run_is_named(journal: Journal) -> None:
     journal.tell(_SERVING.key, {"title": _SERVING.title, "not_run": "Ray did not start <here>"})
     assert "Ray did not start &lt;here&gt;" in _section(page(journal), "Not run")

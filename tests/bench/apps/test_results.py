@@ -50,6 +50,15 @@ def test_the_first_two_rounds_do_not_count() -> None:
     assert gain.samples == 5.0
 
 
+def test_whole_cycles_count_after_the_first() -> None:
+    """On 4 nodes three workers take turns. Rounds 0 to 2 use what was there at the start, and round 6 begins a cycle."""
+    turns = {"application": "impala", "nodes": 4, "workers": [0], "pids": [1]}
+    seconds = (0.1, 0.1, 0.1, 3.0, 0.6, 0.3, 3.0)
+    rows = [_row(system, number, each, **turns) for system in ("plain", "hoplite") for number, each in enumerate(seconds)]
+    (gain,) = gains(rows)
+    assert gain.ours == pytest.approx(1.3)
+
+
 def test_there_is_a_goal_on_8_nodes_alone() -> None:
     (gain,) = gains([_row("plain", 2, nodes=16), _row("hoplite", 2, nodes=16)])
     assert gain.goal is None
@@ -119,12 +128,35 @@ def test_what_a_death_cost() -> None:
     assert death.back == 3.0
 
 
+def test_a_round_with_a_death_is_judged_by_rounds_of_the_same_half() -> None:
+    """The halves of 7 workers take turns: a long round and a short one, whoever dies."""
+    half = {"kind": Kind.FAILURE, "workers": [0, 1, 2], "pids": [0, 1, 2]}
+    before = [_row("hoplite", number, 3.0 if number % 2 == 0 else 1.0, **half) for number in range(2, 10)]
+    (long,) = deaths([*before, _row("hoplite", 10, 3.6, killed=True, **half)])
+    assert (long.ratio, long.of_median, long.missed) == (pytest.approx(1.2), pytest.approx(1.8), False)
+    assert long.above_median, "the median of all rounds stays beside it"
+    (short,) = deaths([*before, _row("hoplite", 10, 1.0, **half), _row("hoplite", 11, 1.5, killed=True, **half)])
+    assert (short.ratio, short.missed) == (pytest.approx(1.5), True), "a short round is not excused by long ones"
+
+
+def test_where_all_workers_take_part_all_rounds_are_alike() -> None:
+    rows = [_row("hoplite", number, 3.0 if number % 2 == 0 else 1.0, kind=Kind.FAILURE) for number in range(2, 10)]
+    (death,) = deaths([*rows, _row("hoplite", 10, 3.0, kind=Kind.FAILURE, killed=True)])
+    assert death.ratio == death.of_median == 1.5
+
+
+def test_a_run_that_failed_has_no_figures() -> None:
+    rows = [_row(system, number) for system in ("plain", "hoplite") for number in range(4)]
+    assert len(gains(rows)) == 1
+    assert gains([*rows, {"part": "p", "title": "t", "not_run": "the hoplite program failed"}]) == []
+
+
 def test_a_worker_is_back_when_its_new_process_takes_part() -> None:
-    rows = [_row("hoplite", number, kind=Kind.FAILURE, workers=[0], pids=[number % 3]) for number in range(6)]
-    rows.append(_row("hoplite", 6, kind=Kind.FAILURE, workers=[0], pids=[0], killed=True))
-    rows.append(_row("hoplite", 7, kind=Kind.FAILURE, workers=[2], pids=[2]))
+    rows = [_row("hoplite", number, kind=Kind.FAILURE, workers=[0] * 7, pids=[number % 3]) for number in range(6)]
+    rows.append(_row("hoplite", 6, kind=Kind.FAILURE, workers=[0] * 7, pids=[0], killed=True))
+    rows.append(_row("hoplite", 7, kind=Kind.FAILURE, workers=[2] * 7, pids=[2]))
     assert deaths(rows)[0].back is None
-    rows.append(_row("hoplite", 8, kind=Kind.FAILURE, workers=[2], pids=[77]))
+    rows.append(_row("hoplite", 8, kind=Kind.FAILURE, workers=[2] * 7, pids=[77]))
     assert deaths(rows)[0].back == 3.0
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hoplite_ucx.bench.apps import running
 from hoplite_ucx.bench.apps.plan import GRIDS, Kind, Run, runs
 from hoplite_ucx.bench.apps.report import page
-from hoplite_ucx.bench.apps.results import deaths, joinings, wrong_answers, wrong_sums
+from hoplite_ucx.bench.apps.results import deaths, gains, joinings, wrong_answers, wrong_sums
 from hoplite_ucx.bench.harness.journal import Journal
 from hoplite_ucx.bench.hosts.line_process import PeerError
 
@@ -69,6 +73,95 @@ def test_engines_join_leave_and_die(tmp_path: Path) -> None:
         assert len(found.joined) == 2, "one that came later, and the successor of the killed one"
         assert found.back is not None
         assert found.wrong == 0
+
+
+def test_records_of_another_commit_are_not_continued(tmp_path: Path) -> None:
+    journal = Journal.in_folder(tmp_path)
+    journal.begin_run({"machine": {"commit": "abc123"}})
+    running.check_commit(journal, "def456")  # nothing was measured yet
+    journal.tell(_EXACT.key, {"round": 0})
+    running.check_commit(journal, "abc123")
+    with pytest.raises(PeerError, match="figures of commit abc123, and this is def456: choose another --output"):
+        running.check_commit(journal, "def456")
+
+
+class _FakeHosts:
+    """In the place of a cluster and its Ray nodes: it counts how many times they were started."""
+
+    started = 0
+
+    def __init__(self, *_: object) -> None:
+        type(self).started += 1
+
+    def __enter__(self) -> _FakeHosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def fake_hosts(monkeypatch: pytest.MonkeyPatch) -> type[_FakeHosts]:
+    class Counted(_FakeHosts):
+        pass
+
+    monkeypatch.setattr(running, "Cluster", Counted)
+    monkeypatch.setattr(running, "ray_nodes", lambda *_: nullcontext())
+    return Counted
+
+
+_FAILED = """the hoplite program failed: Traceback (most recent call last):
+  File "places.py", line 1, in pids_of
+TimeoutError: only 3 of 7 workers came up within 120 s
+(raylet) a worker died
+"""
+
+
+def test_after_a_failure_the_next_run_has_new_ray_nodes(
+    fake_hosts: type[_FakeHosts], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, second, third = (replace(_EXACT, rounds=rounds) for rounds in (1, 2, 3))
+
+    def rows(run: Run, *_: object) -> Iterator[dict[str, Any]]:
+        yield {"round": 0}
+        if run == first:
+            raise PeerError(_FAILED)
+
+    monkeypatch.setattr(running, "_rows", rows)
+    journal = Journal.in_folder(tmp_path)
+    why = "the hoplite program failed: TimeoutError: only 3 of 7 workers came up within 120 s"
+    assert running.run_all(journal, [first, second, third], _Nobody()) == [f"{first.title}: {why}"]
+    assert fake_hosts.started == 2
+    assert [journal.has_finished(run.key) for run in (first, second, third)] == [False, True, True]
+    assert [(row["not_run"], row["said"]) for row in journal.records if "not_run" in row] == [(why, _FAILED)]
+
+
+@pytest.mark.usefixtures("fake_hosts")
+def test_figures_stand_without_the_trace_of_a_missed_goal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = Run(Kind.TIMING, "serving", "votes", nodes=8, rate=125e6, size=48 << 20, rounds=3, compute=0.0)
+
+    def rows(*given: object) -> Iterator[dict[str, Any]]:
+        if len(given) > 4:
+            raise PeerError("the hoplite program failed: it exited with 1")
+        yield from ({"round": number, "seconds": 1.0, "computed": 0.0, "samples": 1} for number in range(3))
+
+    monkeypatch.setattr(running, "_rows", rows)
+    journal = Journal.in_folder(tmp_path)
+    assert running.run_all(journal, [slow], _Nobody()) == []
+    assert journal.has_finished(slow.key)
+    assert [gain.missed for gain in gains(journal.records)] == [True]
+    assert [row["untraced"] for row in journal.records if "untraced" in row] == [
+        "the hoplite program failed: it exited with 1"
+    ]
+
+
+def test_a_worker_that_does_not_come_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    from hoplite_ucx.bench.apps.pieces.places import pids_of
+
+    monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked[:1], asked[1:]))
+    with pytest.raises(TimeoutError, match="only 1 of 3 workers came up within 120 s"):
+        pids_of([SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: object())) for _ in range(3)])
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
