@@ -354,8 +354,8 @@ def _deaths(records: Sequence[Record]) -> Iterator[str]:
         "a second or two to say that an actor is gone. "
         "<em>Like it</em>: the median of the rounds before that had the same place in the cycle. In SGD the two halves "
         "of the workers take turns: the round that waits for compute is longer than the next one, whose gradients have "
-        "come meanwhile, by about c at most, with both systems. <em>Ratio</em>: the round with the death over those; wanted "
-        f"with hoplite: at most {DEATH_GOAL}. <em>Of median</em>: over the median of all rounds before.</p>"
+        "come meanwhile, by about c at most, with both systems. <em>Ratio</em>: the round with the death over those; "
+        f"wanted with hoplite: at most {DEATH_GOAL}. <em>Of median</em>: over the median of all rounds before.</p>"
     )
     columns = ("setting", "system", "median before, ms", "like it, ms", "slowest before, ms", "with the death, ms")
     ratios = ("ratio", "of median", "slowest until back, ms", "back after, s")
