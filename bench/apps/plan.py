@@ -280,7 +280,7 @@ def _open_loop(grid: Grid) -> Iterator[Run]:
 def _failures(grid: Grid) -> list[Run]:
     timings, seconds = grid.scene, grid.failure_seconds
     rate, size = timings.scale * GBIT, int(timings.scale * 16 * MIB)
-    kill = round(seconds / 4, 1)
+    kill = round(max(seconds / 4, _BEFORE_A_DEATH), 1)
     serving = Run(
         Kind.FAILURE, "serving", "votes", timings.nodes, rate, size, _ENDLESS, 0.1, seconds=seconds, kill=kill
     )
@@ -294,5 +294,7 @@ def _failures(grid: Grid) -> list[Run]:
     return [every[name] for name in grid.failing]
 
 
+_BEFORE_A_DEATH = 3.2
+"""Seconds at least, in which plain Ray has rounds that count, to compare the one with the death with."""
 _ENDLESS = 10_000
 """Rounds, where the seconds end them."""

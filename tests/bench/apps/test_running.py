@@ -171,5 +171,13 @@ def test_what_does_not_fit_into_memory_is_refused_before_anything_starts(monkeyp
     running.check_memory([_EXACT])
 
 
+@pytest.mark.parametrize("grid", GRIDS)
+def test_plain_ray_has_rounds_that_count_before_a_death(grid: str) -> None:
+    for run in runs(GRIDS[grid]):
+        if run.kill is not None and run.application != "weight_sync":
+            plain, _ = run.model.round_seconds(run.nodes, run.size, run.rate, run.compute or 0.0)
+            assert run.kill >= 4 * plain, run.title
+
+
 def test_the_default_grid_fits_where_24_gib_are() -> None:
     assert max(running.memory_needed(run) for run in runs(GRIDS["default"])) < 0.7 * (22 << 30)
