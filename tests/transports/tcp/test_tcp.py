@@ -315,9 +315,11 @@ def test_streams_close_even_if_the_report_of_a_lost_link_fails() -> None:
         outgoing = Serving(a, b.node, key, filled(1, SIZE, watermark=1), SIZE)
         wait_until(lambda: incoming.position == 1, "it runs")
         (link,) = a.transport._links.sending.values()
+        (other,) = b.transport._links.receiving.values()
         link._shut_socket()  # neither side has asked for that
         assert incoming.wait() == (1, Fault.BROKEN)
         outgoing.wait()
+        wait_until(lambda: not (link.alive or other.alive), "both threads have ended, each with the error on purpose")
 
 
 def test_links_without_a_thread_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
