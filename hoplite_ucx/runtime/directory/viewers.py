@@ -7,6 +7,7 @@ picture, for which all records are looked at: a few at a time, so that no event 
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 
 from hoplite_ucx.protocol import Directory
@@ -144,18 +145,12 @@ class Viewers:
 
     async def _answer(self, session: Session, question: DirectoryLook) -> None:
         await asyncio.sleep(self._answered.get(session, 0.0) + _BETWEEN - now())
-        deadline = now() + _QUIET
-        while (told := self._told(question)) == [] and not (question.describe or question.stories):
-            self._news.clear()
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - now()):
-                    await self._news.wait()
-            except TimeoutError:
-                break
-            await asyncio.sleep(_BETWEEN / 2)  # what belongs together comes together
+        if not (question.describe or question.stories):
+            await self._wait_for_news(question)
         self._looked = self._answered[session] = now()
-        machine, fresh = self._machine(), told is None
-        number = self._watching.number if self._watching is not None else 0
+        machine = self._machine()
+        told, number = self._told(question)
+        fresh = told is None
         if told is None:
             told = await self._picture()
         looked = Looked(
@@ -174,14 +169,24 @@ class Viewers:
         )
         session.send(answer(looked))
 
-    def _told(self, question: DirectoryLook) -> list[Told] | None:
+    async def _wait_for_news(self, question: DirectoryLook) -> None:
+        """Until there is something to tell, or nothing has happened for a while. The log is read afterwards: something
+        may happen in the very turn of the loop in which the wait is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_QUIET):
+                while self._told(question)[0] == []:
+                    self._news.clear()
+                    await self._news.wait()
+                    await asyncio.sleep(_BETWEEN / 2)  # what belongs together comes together
+
+    def _told(self, question: DirectoryLook) -> tuple[list[Told] | None, int]:
+        """What was told after the question's number, and the number of the last of it; None if it is not kept."""
         if self._watching is None:
             self._begin()
         assert self._watching is not None
-        if question.incarnation != self._machine().incarnation:
-            return None
-        told = self._watching.since(question.number)
-        return list(told) if told is not None else None
+        same = question.incarnation == self._machine().incarnation
+        told = self._watching.since(question.number) if same else None
+        return (list(told) if told is not None else None), self._watching.number
 
     async def _picture(self) -> list[Told]:
         """What changes meanwhile is told after it."""

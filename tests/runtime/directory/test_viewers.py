@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hoplite_ucx.protocol.events import FromNode
 from hoplite_ucx.protocol.ids import node_id
 from hoplite_ucx.protocol.messages import PROTOCOL, Completed, Join, Put, encode
 from hoplite_ucx.protocol.watching import Arrived, Begun, Looked
@@ -100,6 +101,28 @@ def test_a_question_is_answered_though_nothing_happens(monkeypatch: pytest.Monke
         second = await viewer.look(DirectoryLook(first.incarnation, first.number))
         assert second.told == []
         assert not second.fresh
+
+    with_directory(steps)
+
+
+def test_what_happens_as_the_wait_for_it_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(server: DirectoryServer, address: str) -> None:
+        node = await Peer.to(address, Kind.CONTROL, 1)
+        node.session.send(encode(JOIN))
+        viewer = await Peer.to(address, Kind.VIEWER)
+        first = await viewer.look(DirectoryLook())
+
+        async def over_as_it_happens() -> bool:
+            """As on a busy machine: one turn of the loop has both, the event and the end of the wait."""
+            server.dispatch(FromNode(NODE, PUT))
+            raise TimeoutError
+
+        with monkeypatch.context() as busy:
+            busy.setattr(server._viewers._news, "wait", over_as_it_happens)
+            second = await viewer.look(DirectoryLook(first.incarnation, first.number))
+        assert [type(each) for each in second.told] == [Begun]
+        third = await viewer.look(DirectoryLook(second.incarnation, second.number, (REF,)))
+        assert third.told == []  # once
 
     with_directory(steps)
 
