@@ -10,6 +10,9 @@ SAMPLES = 128
 _RATE_OVER = 0.9
 """Seconds over which a rate is averaged."""
 
+_FINAL = ("", "dead", "dropped", "not seen")
+"""How streams end that nobody continues."""
+
 Json: TypeAlias = dict[str, Any]
 
 
@@ -22,7 +25,8 @@ class Stream:
     into: str
     size: int
     begun: float
-    number: int = 0
+    number: int
+    """Of its placement: the directory and the agent mean the same stream by it."""
     offset: int = 0
     first: float | None = None
     ended: float | None = None
@@ -76,6 +80,10 @@ class Stream:
         return shown
 
 
+def _begun(stream: Stream) -> float:
+    return stream.begun
+
+
 @dataclass(slots=True)
 class Operation:
     id: str
@@ -100,6 +108,14 @@ class Operation:
 
     def open(self) -> list[Stream]:
         return [stream for stream in self.streams.values() if stream.ended is None]
+
+    def placement(self, number: int) -> Stream | None:
+        return next((stream for stream in self.streams.values() if stream.number == number), None)
+
+    def has_lost_sender(self) -> bool:
+        """Whether a receiver's last stream broke, and it may yet get another."""
+        last = {(each.to, each.ref, each.into): each.fault for each in sorted(self.streams.values(), key=_begun)}
+        return any(fault not in _FINAL for fault in last.values())
 
     def pending(self) -> bool:
         """Whether it goes on though nothing streams."""

@@ -51,6 +51,8 @@ LINKS_SHOWN = 256
 OBJECTS_SHOWN = 20
 QUIET = 0.6
 """An operation without a stream for this long is over."""
+AGAIN = 5.0
+"""Unless a receiver has lost its sender: it may get another one for so long."""
 
 Key: TypeAlias = tuple[str, str]
 """Of something that viewers show: its kind and its id."""
@@ -60,6 +62,7 @@ class Picture:
     def __init__(self) -> None:
         self.cluster: Json = {}
         self.now = 0.0
+        self._told_until = 0.0  # what the directory did until then is known
         self._incarnation = 0
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._operations: OrderedDict[str, Operation] = OrderedDict()
@@ -216,6 +219,7 @@ class Picture:
 
     def looked(self, looked: Looked) -> None:
         self.now = max(self.now, looked.now)
+        self._told_until = looked.now
         if looked.incarnation != self._incarnation:
             self._incarnation = looked.incarnation
             self._last_incident = float("-inf")
@@ -392,13 +396,15 @@ class Picture:
 
     def _placed(self, told: Placed) -> None:
         ref, into = told.ref.hex(), told.into.hex()
+        current = self._current.get(into or ref)
+        if current is not None and current.placement(told.number) is not None:
+            return  # a fresh picture had it, or its agent was faster
         operation = self._operation_of(ref, into, told.size, told.at)
         to, sender = label(told.node), label(told.sender)
         for stream in operation.open():
             if (stream.to, stream.ref, stream.into) == (to, ref, into):
-                if stream.number == told.number or (not stream.number and stream.sender == sender):
-                    stream.number = told.number
-                    return
+                if stream.number > told.number:
+                    return  # a fresh picture had what came after it
                 self._end(operation, stream, told.at, stream.position, "placed again")
         self._add(operation, Stream("", ref, to, sender, into, told.size, told.at, told.number))
 
@@ -497,11 +503,12 @@ class Picture:
             self._changed("op", operation.id)
 
     def _settle(self) -> None:
-        """What has been quiet for a while is over."""
+        """What has been quiet for a while is over. By the directory's answers, which may be behind those of agents: it
+        says whether a stream that broke has a successor."""
         for operation in list(self._operations.values()):
             if operation.ended is not None or operation.open() or operation.pending() or operation.assembling:
                 continue
-            if self.now - operation.last < QUIET:
+            if self._told_until - operation.last < (AGAIN if operation.has_lost_sender() else QUIET):
                 continue
             self._finish(operation, operation.last)
 
@@ -535,7 +542,7 @@ class Picture:
         for stream in report["history"]:
             self._history(node, stream, offset)
         for stream in report["streams"]:
-            self._position(node, stream, at)
+            self._position(stream, at)
         for slot in report["slots"]:
             self._slot(slot, at)
         shown = {key: report[key] for key in ("memory", "objects", "workers", "calls")}
@@ -567,19 +574,12 @@ class Picture:
             if (operation := self._current.get(known)) is not None:
                 self._changed("op", operation.id)
 
-    def _find(self, node: str, stream: Json) -> tuple[Operation, Stream] | None:
+    def _position(self, stream: Json, at: float) -> None:
         operation = self._current.get(stream["into"] or stream["ref"])
-        for each in operation.open() if operation is not None else ():
-            if (each.to, each.ref, each.into) == (node, stream["ref"], stream["into"]) and operation is not None:
-                return operation, each
-        return None
-
-    def _position(self, node: str, stream: Json, at: float) -> None:
-        found = self._find(node, stream)
-        if found is None:
+        known = operation.placement(stream["number"]) if operation is not None else None
+        if operation is None or known is None or known.ended is not None:
             return
-        operation, known = found
-        if known.sender == stream["sender"] and known.sample(at, stream["position"]):
+        if known.sample(at, stream["position"]):
             self._changed("stream", f"{operation.id}/{known.id}")
             operation.last = max(operation.last, at)
 
@@ -600,12 +600,13 @@ class Picture:
         first = stream["first_byte"] + offset if stream["first_byte"] is not None else None
         closed = stream["closed"] + offset if stream["closed"] is not None else None
         operation = self._current.get(stream["into"] or stream["ref"])
-        known = self._matching(operation, node, stream, opened) if operation is not None else None
+        known = operation.placement(stream["number"]) if operation is not None else None
         if known is None or operation is None:
             if closed is None:
                 return  # the directory tells of it
             operation = self._operation_at(stream, opened, closed)
-            known = Stream("", stream["ref"], node, stream["sender"], stream["into"], stream["size"], opened)
+            form = (stream["into"], stream["size"], opened, stream["number"])
+            known = Stream("", stream["ref"], node, stream["sender"], *form)
             self._add(operation, known)
         if known.told_by_agent:
             return
@@ -620,15 +621,6 @@ class Picture:
                 operation.copies.setdefault(node, closed)
             if operation.ended is not None:
                 operation.ended = max(operation.ended, closed)
-
-    def _matching(self, operation: Operation, node: str, stream: Json, opened: float) -> Stream | None:
-        found = [
-            each
-            for each in operation.streams.values()
-            if (each.to, each.ref, each.into, each.sender) == (node, stream["ref"], stream["into"], stream["sender"])
-        ]
-        near = sorted(found, key=lambda each: abs(each.begun - opened))
-        return near[0] if near and abs(near[0].begun - opened) < 1.0 else None
 
     def _operation_at(self, stream: Json, opened: float, closed: float) -> Operation:
         """Of a stream that was over before anybody looked: it belongs with those of its ref at about that time."""

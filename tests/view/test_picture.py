@@ -20,7 +20,7 @@ from hoplite_ucx.protocol.watching import (
     Taken,
     Told,
 )
-from hoplite_ucx.view.picture import AFTERMATH, OPERATIONS_KEPT, PUTS_KEPT, QUIET, STREAMS_KEPT, Picture
+from hoplite_ucx.view.picture import AFTERMATH, AGAIN, OPERATIONS_KEPT, PUTS_KEPT, QUIET, STREAMS_KEPT, Picture
 
 A, B, C = (node_id(number) for number in (1, 2, 3))
 SIZE = 1000
@@ -42,13 +42,20 @@ def report(now: float, *, streams: tuple[Any, ...] = (), history: tuple[Any, ...
     return {"now": now, **usual, "streams": list(streams), "history": list(history)} | more
 
 
-def moving(position: int, sender: int = A, ref: bytes = REF, into: bytes = b"") -> dict[str, Any]:
-    return {"ref": ref.hex(), "into": into.hex(), "sender": label(sender), "position": position, "size": SIZE}
+def moving(position: int, number: int = 1, sender: int = A, ref: bytes = REF) -> dict[str, Any]:
+    usual = {"ref": ref.hex(), "into": "", "sender": label(sender), "size": SIZE}
+    return usual | {"position": position, "number": number}
 
 
-def over(opened: float, closed: float, sender: int = A, ref: bytes = REF, **more: Any) -> dict[str, Any]:
-    usual = {"ref": ref.hex(), "into": "", "sender": label(sender), "offset": 0, "size": SIZE, "opened": opened}
-    return usual | {"first_byte": opened + 0.01, "closed": closed, "watermark": SIZE, "fault": None} | more
+def over(
+    opened: float, closed: float, number: int = 1, sender: int = A, ref: bytes = REF, **more: Any
+) -> dict[str, Any]:
+    usual = {"ref": ref.hex(), "into": "", "sender": label(sender), "number": number, "offset": 0, "size": SIZE}
+    return (
+        usual
+        | {"opened": opened, "first_byte": opened + 0.01, "closed": closed, "watermark": SIZE, "fault": None}
+        | more
+    )
 
 
 def placed(at: float, node: int, sender: int, number: int = 1, ref: bytes = REF, into: bytes = b"") -> Placed:
@@ -91,7 +98,7 @@ def test_a_broadcast_from_its_first_placement_to_its_end() -> None:
 def test_a_death_ends_the_streams_of_the_dead_and_the_new_placement_continues() -> None:
     picture = Picture()
     picture.looked(looked(1.0, placed(1.0, B, A), placed(1.0, C, B, 2)))
-    picture.reported(label(C), report(1.5, streams=(moving(500, B),)), 0.0, 0.0)
+    picture.reported(label(C), report(1.5, streams=(moving(500, 2, B),)), 0.0, 0.0)
     incident = Incident(2.0, "dead", "it is dead", "see its messages", REF, B)
     stopped = Stopped(1.9, REF, C, b"", 2, 500, "broken")
     picture.looked(looked(2.1, stopped, placed(1.95, C, A, 3), nodes=(A, C), incidents=(incident,)))
@@ -106,6 +113,62 @@ def test_a_death_ends_the_streams_of_the_dead_and_the_new_placement_continues() 
     assert [each["what"] for each in everything["failures"]] == ["dead"]
 
 
+def broken(opened: float, closed: float, number: int, sender: int) -> dict[str, Any]:
+    return over(opened, closed, number, sender, watermark=500, fault="broken")
+
+
+def test_an_operation_goes_on_though_the_directory_tells_of_a_new_sender_late() -> None:
+    picture = Picture()
+    picture.looked(looked(1.0, placed(1.0, B, A), placed(1.0, C, B, 2)))
+    picture.looked(looked(1.1, Arrived(1.1, REF, B)))
+    picture.reported(label(C), report(2.1, history=(broken(1.0, 2.0, 2, B),)), 0.0, 0.0)
+    picture.reported(label(A), report(2.1 + 2 * AGAIN), 0.0, 0.0)  # the directory has been busy meanwhile
+    assert only_operation(picture)["ended"] is None
+    picture.looked(looked(2.1 + QUIET))  # it has not heard of the fault
+    assert only_operation(picture)["ended"] is None
+    stopped = Stopped(3.0, REF, C, b"", 2, 500, "broken")
+    picture.looked(looked(3.1, stopped, placed(3.05, C, A, 3)))
+    again = only_operation(picture)["streams"][-1]
+    assert (again["from"], again["offset"], again["ended"]) == (label(A), 500, None)
+
+
+def test_an_operation_whose_receiver_gets_no_other_sender_is_over_after_a_while() -> None:
+    picture = Picture()
+    picture.looked(looked(1.0, placed(1.0, B, A)))
+    picture.looked(looked(2.0, Stopped(2.0, REF, B, b"", 1, 500, "broken")))
+    picture.looked(looked(2.0 + AGAIN))
+    assert only_operation(picture)["ended"] == 2.0
+
+
+def test_an_agent_and_the_directory_mean_the_same_stream_by_its_number() -> None:
+    """Placed twice behind one sender in a moment; the agent was held up when it opened the first."""
+    picture = Picture()
+    stopped = Stopped(1.9, REF, C, b"", 1, 500, "broken")
+    picture.looked(looked(2.0, placed(1.0, C, A), stopped, placed(1.91, C, A, 2)))
+    picture.reported(label(C), report(2.1, streams=(moving(600, 2),), history=(broken(1.8, 1.85, 1, A),)), 0.0, 0.0)
+    first, second = only_operation(picture)["streams"]
+    assert (first["begun"], first["ended"], first["fault"]) == (1.8, 1.85, "broken")
+    assert (second["begun"], second["ended"], second["position"]) == (1.91, None, 600)
+
+
+def test_a_stream_that_its_agent_told_of_first_is_one_stream() -> None:
+    picture = Picture()
+    picture.looked(looked(1.0))
+    picture.reported(label(B), report(1.3, history=(over(1.1, 1.2),)), 0.0, 0.0)
+    picture.looked(looked(1.4, placed(1.05, B, A), Arrived(1.25, REF, B)))
+    [stream] = only_operation(picture)["streams"]
+    assert (stream["ended"], stream["fault"]) == (1.2, "")
+
+
+def test_what_a_fresh_picture_had_already_may_be_told_after_it() -> None:
+    picture = Picture()
+    picture.looked(looked(2.0, placed(1.9, C, A, 3), fresh=True))
+    stopped = Stopped(1.8, REF, C, b"", 2, 500, "broken")
+    picture.looked(looked(2.1, placed(1.0, C, B, 2), stopped, placed(1.9, C, A, 3)))
+    [stream] = only_operation(picture)["streams"]
+    assert (stream["from"], stream["ended"]) == (label(A), None)
+
+
 def test_a_host_that_leaves_is_not_dead() -> None:
     picture = Picture()
     picture.looked(looked(1.0))
@@ -118,8 +181,8 @@ def test_what_was_over_before_anybody_looked_is_told_by_agents() -> None:
     picture = Picture()
     picture.looked(looked(10.0))
     picture.reported(label(B), report(10.0, history=(over(1.0, 1.2),)), 0.0, 0.0)
-    picture.reported(label(C), report(10.0, history=(over(1.05, 1.3, B),)), 0.0, 0.0)
-    picture.reported(label(C), report(10.2, history=(over(1.05, 1.3, B),)), 0.0, 0.0)  # again
+    picture.reported(label(C), report(10.0, history=(over(1.05, 1.3, 2, B),)), 0.0, 0.0)
+    picture.reported(label(C), report(10.2, history=(over(1.05, 1.3, 2, B),)), 0.0, 0.0)  # again
     operation = only_operation(picture)
     assert (operation["began"], operation["ended"]) == (1.0, 1.3)
     assert [(each["to"], each["from"]) for each in operation["streams"]] == [
@@ -132,7 +195,7 @@ def test_a_later_get_of_the_same_object_is_another_operation() -> None:
     picture = Picture()
     picture.looked(looked(10.0))
     picture.reported(label(B), report(10.0, history=(over(1.0, 1.2),)), 0.0, 0.0)
-    picture.reported(label(C), report(10.0, history=(over(5.0, 5.1),)), 0.0, 0.0)
+    picture.reported(label(C), report(10.0, history=(over(5.0, 5.1, 2),)), 0.0, 0.0)
     assert [op["began"] for op in shown(picture)["ops"].values()] == [1.0, 5.0]
 
 
@@ -151,7 +214,7 @@ def test_a_fresh_picture_ends_what_it_does_not_have_and_an_agent_says_later_how_
     still, unseen = only_operation(picture)["streams"]
     assert still["ended"] is None
     assert (unseen["ended"], unseen["fault"]) == (8.0, "not seen")
-    picture.reported(label(C), report(8.1, history=(over(1.01, 1.5, B),)), 0.0, 0.0)
+    picture.reported(label(C), report(8.1, history=(over(1.01, 1.5, 2, B),)), 0.0, 0.0)
     _, seen = only_operation(picture)["streams"]
     assert (seen["ended"], seen["fault"], seen["position"]) == (1.5, "", SIZE)
 

@@ -41,7 +41,7 @@ from hoplite_ucx.protocol.events import (
     Unpin,
     WaitCall,
 )
-from hoplite_ucx.protocol.ids import NO_SLOT, CallId, NodeId, StreamId, Version, label, next_life
+from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, Version, label, next_life
 from hoplite_ucx.protocol.node.calls import Calls
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.fetching import Fetching
@@ -190,11 +190,6 @@ class NodeState:
         """The ref of a segment that is cut into windows. If it is a target that is put together there: the segments of
         its stripes that this node makes."""
         return self.fetching.assembling.made_for(segment)
-
-    def slot_fed_by(self, stream: StreamId) -> bytes:
-        """The ref that is made from a stream's bytes; empty if they are for the store."""
-        incoming = self.receiving.streams.get(stream)
-        return incoming.fetch.into if incoming is not None else NO_SLOT
 
     def incoming(self) -> list[IncomingStatus]:
         """What is being received, as far as this machine knows."""

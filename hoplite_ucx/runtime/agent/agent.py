@@ -479,9 +479,10 @@ class Agent:
         return SegmentSink(segment), segment.watermark()
 
     def _record_of(self, effect: Receive) -> ReceivedStream:
-        into = self.machine.slot_fed_by(effect.stream).hex()
+        incoming = self.machine.incoming_stream(effect.stream)
+        into, number = (incoming.into, incoming.number) if incoming is not None else (b"", 0)
         sender = label(effect.sender)
-        return ReceivedStream(effect.version.ref.hex(), into, sender, effect.offset, effect.size, now())
+        return ReceivedStream(effect.version.ref.hex(), into.hex(), sender, effect.offset, effect.size, number, now())
 
     def _received(self, stream: StreamId, watermark: int, fault: Fault | None) -> None:
         self._history.closed(stream, watermark, fault)

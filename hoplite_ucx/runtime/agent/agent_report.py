@@ -47,6 +47,7 @@ def streams(machine: NodeState, transport: Transport, local: LocalStreams) -> li
             "sender": label(incoming.sender),
             "position": positions.get((incoming.stream.receiver, incoming.stream.number), incoming.position),
             "size": incoming.size,
+            "number": incoming.number,
         }
         for incoming in machine.incoming()
     ]

@@ -28,6 +28,8 @@ class ReceivedStream:
     sender: str
     offset: int
     size: int
+    number: int
+    """Of the placement that it carries out."""
     opened: float
     first_byte: float | None = None
     closed: float | None = None
