@@ -16,8 +16,9 @@ from hoplite_ucx.runtime.settings import ProcessSettings
 from tests.tools.live import TOKEN, patient, spawn
 from tests.tools.waiting import HANG
 
-RATE = 50e6
-"""What agents believe of their network cards, in bytes a second: little, so that large objects go along chains."""
+RATE = 1e6
+"""What agents believe of their network cards, in bytes a second. So little that a host which sends an object counts as
+busy with it for seconds, however late its heartbeats are: the next receiver stands behind the one before it."""
 
 
 @dataclass
