@@ -14,6 +14,7 @@ import pytest
 import hoplite_ucx as hoplite
 from hoplite_ucx import aio
 from tests.first_hour.findings import finding
+from tests.tools.waiting import HANG
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def errors() -> str:
 def many() -> str:
     with private() as cluster:
         refs = cluster.put_many(range(300))
-        assert sorted(cluster.as_completed(refs, timeout=30)) == sorted(refs)
+        assert sorted(cluster.as_completed(refs, timeout=HANG)) == sorted(refs)
         assert cluster.get(refs) == list(range(300))
     return "put_many and as_completed"
 

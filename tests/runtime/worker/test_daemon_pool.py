@@ -13,6 +13,7 @@ import pytest
 
 from hoplite_ucx.runtime.worker.daemon_pool import DaemonPool
 from hoplite_ucx.runtime.worker.loop_calls import in_thread
+from tests.tools.waiting import HANG
 
 
 class Thing:
@@ -56,7 +57,7 @@ def test_an_idle_thread_keeps_nothing_alive(function: Callable[[Thing], Thing]) 
         future = pool.submit(partial(function, watched(gone)))
         future.exception(10)
         del future
-        assert gone.wait(10)
+        assert gone.wait(HANG)
     finally:
         gc.enable()
 
@@ -64,13 +65,13 @@ def test_an_idle_thread_keeps_nothing_alive(function: Callable[[Thing], Thing]) 
 def test_cancelled_work_is_not_kept_either() -> None:
     pool = DaemonPool(1, "test")
     go, gone = threading.Event(), threading.Event()
-    first = pool.submit(lambda: go.wait(10))
+    first = pool.submit(lambda: go.wait(HANG))
     second = pool.submit(partial(work, watched(gone)))
     assert second.cancel()
     del second
     go.set()
     assert first.result(10)
-    assert gone.wait(10)
+    assert gone.wait(HANG)
 
 
 def test_what_a_thread_made_is_its_callers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,7 @@ def test_what_a_thread_made_is_its_callers_alone(monkeypatch: pytest.MonkeyPatch
     def tell_and_wait(future: "Future[object]", result: object) -> None:
         tell(future, result)
         told.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG)
 
     monkeypatch.setattr(Future, "set_result", tell_and_wait)
     gone = threading.Event()
@@ -89,7 +90,7 @@ def test_what_a_thread_made_is_its_callers_alone(monkeypatch: pytest.MonkeyPatch
     async def main() -> None:
         given = watched(gone)
         made = await in_thread(partial(work, given))
-        assert told.wait(10)
+        assert told.wait(HANG)
         del given, made
         assert gone.is_set()
 

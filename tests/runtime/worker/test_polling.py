@@ -23,10 +23,9 @@ from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
 from hoplite_ucx.transports.wire.addresses import parse_address
 from tests.tools.live import TOKEN, Host, Live, live_cluster
-from tests.tools.waiting import eventually
+from tests.tools.waiting import HANG, eventually
 
 SIZES = {"inline": 100, "in the agent": 100_000, "large": 5 << 20}
-MUCH = 20.0
 
 
 def contributors_now(host: Host, target: ObjectRef) -> list[ObjectRef]:
@@ -148,7 +147,7 @@ def test_what_is_being_put_is_not_there_yet(live: Live) -> None:
     putter, getter = live.hosts[:2]
     ref = new_ref()
     leaf = Leaf(describe_dtype(np.dtype(np.uint8)), (5 << 20,))
-    draft = putter.client.begin_put(ref.binary, 5 << 20, encode_layout(ArrayLayout(leaf)), MUCH)
+    draft = putter.client.begin_put(ref.binary, 5 << 20, encode_layout(ArrayLayout(leaf)), HANG)
     for host in (putter, getter):
         assert host.wait([ref], timeout=0) == ([], [ref])
         with pytest.raises(GetTimeoutError, match="still being put"):
@@ -226,7 +225,7 @@ def test_a_stopped_directory_is_not_a_missing_object() -> None:
             assert host.wait([ref], timeout=0) == ([ref], [])
         finally:
             os.kill(live.directory.process.pid, signal.SIGCONT)
-        assert host.get(host.put("there again"), timeout=MUCH) == "there again"
+        assert host.get(host.put("there again"), timeout=HANG) == "there again"
 
 
 def test_a_put_that_no_directory_hears_of_does_not_pretend() -> None:
@@ -236,10 +235,10 @@ def test_a_put_that_no_directory_hears_of_does_not_pretend() -> None:
         live.directory.stop()
         eventually(lambda: not host.status()["connected"])
         assert_directory_is_named(live, host, lambda at, _: at.put("small, and under a new ref", timeout=0.1))
-        waiting = pool.submit(host.put, "waits for the next directory", None, MUCH)
+        waiting = pool.submit(host.put, "waits for the next directory", None, HANG)
         eventually(lambda: host.status()["calls"] == 1)
         cluster, port = live.directory.report["cluster"], parse_address(live.address)[1]
         task = directory_task(TOKEN, port=port, cluster=cluster, successor=True)
         live.directory = processes.spawn("directory", task, tied_to_thread=True)
-        ref = waiting.result(MUCH)
+        ref = waiting.result(HANG)
         assert other.get(ref) == "waits for the next directory"

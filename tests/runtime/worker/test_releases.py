@@ -18,6 +18,7 @@ from hoplite_ucx.runtime.worker.client import Client
 from hoplite_ucx.runtime.worker.connection import PING, Connection
 from hoplite_ucx.runtime.worker.releases import Releases
 from tests.tools.live import live_cluster
+from tests.tools.waiting import HANG
 
 ROOM = 4 << 20
 LARGE = np.zeros(3 << 20, np.uint8)
@@ -44,11 +45,11 @@ def idle_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put() -> hoplite.ObjectRef:
-    return hoplite.put(LARGE, timeout=20)
+    return hoplite.put(LARGE, timeout=HANG)
 
 
 def create() -> hoplite.ObjectRef:
-    with hoplite.create(LARGE.shape, LARGE.dtype, timeout=20) as draft:
+    with hoplite.create(LARGE.shape, LARGE.dtype, timeout=HANG) as draft:
         draft.array[:] = 0
     return draft.ref
 
@@ -58,7 +59,7 @@ def put_elsewhere() -> hoplite.ObjectRef:
     made: list[hoplite.ObjectRef] = []
     thread = threading.Thread(target=lambda: made.append(put()))
     thread.start()
-    thread.join(30)
+    thread.join(HANG)
     return made[0]
 
 
@@ -67,7 +68,7 @@ def put_elsewhere() -> hoplite.ObjectRef:
 def test_a_dropped_array_leaves_room_for_the_next_object(make: Callable[[], hoplite.ObjectRef]) -> None:
     ref = make()
     for _ in range(ROUNDS):
-        array = hoplite.get(ref, timeout=20)
+        array = hoplite.get(ref, timeout=HANG)
         hoplite.delete(ref)
         with pytest.raises(StoreFullError):
             put()
@@ -81,30 +82,30 @@ def test_the_same_on_an_event_loop() -> None:
     """There is room for one: a put that came before the release would raise `StoreFullError`."""
 
     async def main() -> None:
-        ref = await aio.put(LARGE, timeout=20)
+        ref = await aio.put(LARGE, timeout=HANG)
         for _ in range(ROUNDS):
-            array = await aio.get(ref, timeout=20)
+            array = await aio.get(ref, timeout=HANG)
             await aio.delete(ref)
             del array
-            ref = await aio.put(LARGE, timeout=20)
+            ref = await aio.put(LARGE, timeout=HANG)
         await aio.delete(ref)
 
     asyncio.run(main())
 
 
 def put_small() -> hoplite.ObjectRef:
-    return hoplite.put(SMALL, timeout=20)
+    return hoplite.put(SMALL, timeout=HANG)
 
 
 def put_small_on_a_loop() -> hoplite.ObjectRef:
-    return asyncio.run(aio.put(SMALL, timeout=20))
+    return asyncio.run(aio.put(SMALL, timeout=HANG))
 
 
 @pytest.mark.usefixtures("cluster", "idle_janitor")
 @pytest.mark.parametrize("make", [put_small, put_small_on_a_loop])
 def test_an_object_that_goes_by_copy_finds_room_too(make: Callable[[], hoplite.ObjectRef]) -> None:
     ref = put()
-    array = hoplite.get(ref, timeout=20)
+    array = hoplite.get(ref, timeout=HANG)
     hoplite.delete(ref)
     refs = [make() for _ in range((ROOM - LARGE.nbytes) // SMALL.nbytes)]
     with pytest.raises(StoreFullError):
@@ -132,17 +133,17 @@ def test_what_comes_from_another_host_finds_room_too() -> None:
 
 
 def drop_an_array() -> Callable[[], None]:
-    arrays = [hoplite.get(ref := put(), timeout=20)]
+    arrays = [hoplite.get(ref := put(), timeout=HANG)]
     hoplite.delete(ref)
     return arrays.clear
 
 
 def abort_a_draft() -> Callable[[], None]:
-    return hoplite.create(LARGE.shape, LARGE.dtype, timeout=20).abort
+    return hoplite.create(LARGE.shape, LARGE.dtype, timeout=HANG).abort
 
 
 def forget_a_draft() -> Callable[[], None]:
-    drafts = [hoplite.create(LARGE.shape, LARGE.dtype, timeout=20)]
+    drafts = [hoplite.create(LARGE.shape, LARGE.dtype, timeout=HANG)]
     return drafts.clear
 
 
@@ -175,7 +176,7 @@ def test_a_put_that_overtakes_other_connections_finds_room(
     try:
         mine.send(wire.Ping(PING))  # so this is the first connection that the agent will read
         let_go()
-        assert told.wait(20)
+        assert told.wait(HANG)
         hoplite.delete(put())
     finally:
         os.kill(agent, signal.SIGCONT)
@@ -185,7 +186,7 @@ def test_a_put_that_overtakes_other_connections_finds_room(
 def test_a_release_that_another_thread_took_along_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """That thread's request is on its way, and whatever becomes of it, the next put does not rely on it."""
     ref = put()
-    array = hoplite.get(ref, timeout=20)
+    array = hoplite.get(ref, timeout=HANG)
     hoplite.delete(ref)
     on_its_way, go_on = threading.Event(), threading.Event()
     make = Client.with_releases
@@ -194,7 +195,7 @@ def test_a_release_that_another_thread_took_along_is_not_lost(monkeypatch: pytes
         frames = make(ours, connection, call, request)
         if threading.current_thread() is thread:
             on_its_way.set()
-            assert go_on.wait(20)
+            assert go_on.wait(HANG)
         return frames
 
     monkeypatch.setattr(Client, "with_releases", send_late)
@@ -202,11 +203,11 @@ def test_a_release_that_another_thread_took_along_is_not_lost(monkeypatch: pytes
     del array
     thread.start()
     try:
-        assert on_its_way.wait(20)
+        assert on_its_way.wait(HANG)
         hoplite.delete(put())
     finally:
         go_on.set()
-        thread.join(20)
+        thread.join(HANG)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -223,9 +224,9 @@ def test_what_is_released_without_any_call_is_not_remembered_for_ever(monkeypatc
 
     monkeypatch.setattr(Releases, "heard", note)
     ref = put()
-    arrays = [hoplite.get(ref, timeout=20) for _ in range(10)]
+    arrays = [hoplite.get(ref, timeout=HANG) for _ in range(10)]
     arrays.clear()
-    assert nearly_all.wait(20)
+    assert nearly_all.wait(HANG)
     assert len(ours._releases.unheard()) < 3
     hoplite.delete(ref)
     assert not ours._releases.unheard()  # its reply shows that all was heard

@@ -1,9 +1,11 @@
 """The TCP transport keeps what every transport must, and believes no peer that breaks the rules of its frames."""
 
+import fcntl
 import os
 import socket
+import sys
+import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -159,6 +161,13 @@ def false_receiver(end: TcpEndpoint) -> Iterator[socket.socket]:
         yield sock
 
 
+def unread(end: TcpEndpoint) -> int:
+    """Bytes of a false receiver that have come, and that nobody has read."""
+    sock = end.transport._links.sending[2]._sock
+    assert sock is not None
+    return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -225,7 +234,7 @@ def test_a_stream_that_waits_for_bytes_begins_without_the_links_thread(heard_by:
         wait_until(lambda: any(link.connected for link in end.transport.links()), "the link is open")
         sock.sendall(RECORD.pack(Record.OPEN, 1, SIZE, *KEY))
         memory = filled(1, SIZE, watermark=0)
-        time.sleep(0.1)
+        wait_until(lambda: unread(end) == RECORD.size, "the record is here")
         assert heard_by == [], "nobody is served, and nobody is woken"
         outgoing = Serving(end, 2, KEY, memory, SIZE, granule=SIZE)
         assert heard_by == [threading.current_thread().name]
@@ -248,7 +257,7 @@ def test_what_is_wrong_with_records_that_waited_breaks_the_link() -> None:
     with TcpEndpoint(1, on_lost=lambda *why: lost.append(why)) as end, false_receiver(end) as sock:
         wait_until(lambda: any(link.connected for link in end.transport.links()), "the link is open")
         sock.sendall(RECORD.pack(Record.OPEN, 1, SIZE, *KEY) + RECORD.pack(9, 1, 0, 0, 0))
-        time.sleep(0.1)
+        wait_until(lambda: unread(end) == 2 * RECORD.size, "the records are here")
         outgoing = Serving(end, 2, KEY, filled(1, SIZE, watermark=0), SIZE)
         outgoing.wait()
         assert isinstance(lost[0][2], ViolationError)
