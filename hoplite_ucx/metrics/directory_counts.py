@@ -11,7 +11,7 @@ from typing import Any
 
 from hoplite_ucx.metrics.families import CALL_SECONDS, EVENT_SECONDS, Family, Histogram, Kind, Sample, Total
 from hoplite_ucx.protocol.events import DirectoryEffect, DirectoryEvent, FromNode, SendNode
-from hoplite_ucx.protocol.messages import Assemble, Bind, Over, Place, Reduce
+from hoplite_ucx.protocol.messages import Assemble, Bind, Over, Place, Reduce, Result
 
 __all__ = ["DirectoryCounts"]
 
@@ -32,7 +32,8 @@ class DirectoryCounts:
             Place: self._placed,
             Bind: self._bound,
             Assemble: self._assembled,
-            Over: self._reduced,
+            Over: lambda over, now: self._reduced(over.target, now),
+            Result: lambda result, now: self._reduced(result.version.ref, now),
         }
 
     def handled(self, event: DirectoryEvent, effects: list[DirectoryEffect], now: float, took: float) -> None:
@@ -70,8 +71,8 @@ class DirectoryCounts:
         if len(self._reducing) > _MOST_REDUCTIONS:
             del self._reducing[next(iter(self._reducing))]
 
-    def _reduced(self, over: Over, now: float) -> None:
-        if (began := self._reducing.pop(over.target, None)) is not None:
+    def _reduced(self, target: bytes, now: float) -> None:
+        if (began := self._reducing.pop(target, None)) is not None:
             self._reductions.add(now - began)
 
     # --- for the exporter --------------------------------------------------------------------------------------

@@ -51,7 +51,22 @@ class Tick(_Local, frozen=True):
     combined: dict[int, int] = msgspec.field(default_factory=dict)
 
 
-DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | Tick
+class CombinedBytes(_Local, frozen=True):
+    """The result of `CombineBytes`."""
+
+    version: Version
+    data: bytes
+
+
+class CombineFailed(_Local, frozen=True):
+    """What a `Combine` (by its segment) or a `CombineBytes` (by its version) asked for is not defined for such objects:
+    nothing was combined, and the segment's watermark stays where it was."""
+
+    what: int | Version
+    failure: Failure
+
+
+DirectoryEvent: TypeAlias = FromNode | SessionLost | Probed | CombinedBytes | CombineFailed | Tick
 
 
 Failing: TypeAlias = "DirectoryEvent | NodeEvent | DirectoryEffect | NodeEffect"
@@ -95,7 +110,17 @@ class Disconnect(_Local, frozen=True):
     node: NodeId
 
 
-DirectoryEffect: TypeAlias = SendNode | Probe | Disconnect
+class CombineBytes(_Local, frozen=True):
+    """Combine small objects; `CombinedBytes` or `CombineFailed` follows. Nodes and the directory ask for it."""
+
+    version: Version
+    layout: bytes
+    op: Operation
+    parts: tuple[bytes, ...]
+    divisor: int = 0
+
+
+DirectoryEffect: TypeAlias = SendNode | Probe | Disconnect | CombineBytes
 
 
 # --- events of a node: its users ------------------------------------------------------------------------------
@@ -222,21 +247,6 @@ class Combined(_Local, frozen=True):
     segment: int
 
 
-class CombinedBytes(_Local, frozen=True):
-    """The result of `CombineBytes`."""
-
-    version: Version
-    data: bytes
-
-
-class CombineFailed(_Local, frozen=True):
-    """What a `Combine` (by its segment) or a `CombineBytes` (by its version) asked for is not defined for such objects:
-    nothing was combined, and the segment's watermark stays where it was."""
-
-    what: int | Version
-    failure: Failure
-
-
 class ServeClosed(_Local, frozen=True):
     """A sending stream is over and reads its segment no more."""
 
@@ -351,16 +361,6 @@ class Supply(_Local, frozen=True):
     segment: int
     part: int
     data: bytes
-
-
-class CombineBytes(_Local, frozen=True):
-    """Combine small objects; `CombinedBytes` or `CombineFailed` follows."""
-
-    version: Version
-    layout: bytes
-    op: Operation
-    parts: tuple[bytes, ...]
-    divisor: int = 0
 
 
 class Receive(_Local, frozen=True):

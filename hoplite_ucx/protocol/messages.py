@@ -15,7 +15,7 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NO_SLOT, REF_BYTES, CallId, NodeId, Ref, StreamId, Version
 from hoplite_ucx.protocol.settings import Seconds, Settings
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised whenever two builds could misunderstand each other; compared in the handshake."""
 
 MAX_FRAME = 64 << 20
@@ -307,7 +307,7 @@ class Unfit(_ToDirectory, frozen=True):
 
 
 class Declined(_ToDirectory, frozen=True):
-    """No memory for this placement or slot."""
+    """No memory for this placement or slot; with number 0, for a `Result`."""
 
     version: Version
     number: Number
@@ -507,6 +507,16 @@ class Over(_ToNode, frozen=True):
     target: Ref
 
 
+class Result(_ToNode, frozen=True):
+    """A small target that the node asked for is decided, and this is all of it: a copy to keep, which the directory
+    counts on. A node without room for it says `Declined`. Like `Over`, it ends the reduction."""
+
+    version: Version
+    layout: Layout
+    data: Data
+    origin: Origin
+
+
 class Inline(_ToNode, frozen=True):
     version: Version
     layout: Layout
@@ -646,6 +656,7 @@ ToNode: TypeAlias = (
     | CombineInline
     | Sealed
     | Over
+    | Result
     | Reduced
     | Contributors
     | Described

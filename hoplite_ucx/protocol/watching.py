@@ -31,6 +31,7 @@ from hoplite_ucx.protocol.messages import (
     Place,
     PutAccepted,
     Reduce,
+    Result,
     Sealed,
     StreamFailed,
 )
@@ -243,7 +244,7 @@ class Watching:
             case Assemble():
                 stripes = tuple(stripe.version.ref for stripe in message.stripes)
                 self._tell(Assembling(now, message.version.ref, node, message.size, stripes))
-            case Sealed(version):
+            case Sealed(version) | Result(version):
                 last = self._told[-1] if self._told else None
                 if not (isinstance(last, Decided) and last.ref == version.ref):  # every holder is notified
                     self._tell(Decided(now, version.ref))

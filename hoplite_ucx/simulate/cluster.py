@@ -28,7 +28,7 @@ from hoplite_ucx.protocol.events import (
     UserCall,
     WaitCall,
 )
-from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, identity_of, node_id
+from hoplite_ucx.protocol.ids import CallId, NodeId, StreamId, Version, identity_of, node_id
 from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.messages import Operation, ToDirectory, ToNode
 from hoplite_ucx.protocol.node import NodeProfile
@@ -76,6 +76,7 @@ class Call:
 class Observer(Protocol):
     def answered(self, call: Call) -> None: ...
     def directory_says(self, node: NodeId, message: ToNode) -> None: ...
+    def directory_combines(self, version: Version) -> None: ...
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None: ...
 
 
@@ -296,6 +297,10 @@ class VirtualCluster:
     def directory_says(self, node: NodeId, message: ToNode) -> None:
         for observer in self.observers:
             observer.directory_says(node, message)
+
+    def directory_combines(self, version: Version) -> None:
+        for observer in self.observers:
+            observer.directory_combines(version)
 
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         for observer in self.observers:

@@ -14,6 +14,8 @@ from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.driver import Driver
 from hoplite_ucx.protocol.errors import internal
 from hoplite_ucx.protocol.events import (
+    CombineBytes,
+    CombinedBytes,
     DirectoryEffect,
     DirectoryEvent,
     Disconnect,
@@ -24,11 +26,12 @@ from hoplite_ucx.protocol.events import (
     SessionLost,
     Tick,
 )
-from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Heartbeat, Join, ToDirectory, ToNode
 from hoplite_ucx.simulate.clock import Clock, Handle, Waker
 from hoplite_ucx.simulate.network import Endpoint, Network
 from hoplite_ucx.simulate.node import VirtualNode
+from hoplite_ucx.simulate.provenance import Provenance
 from hoplite_ucx.simulate.sabotage import SabotageError
 from hoplite_ucx.tracing.directory_recorder import DirectoryRecorder
 
@@ -42,9 +45,12 @@ class Cluster(Protocol):
     network: Network
     settings: Settings
     directory_cost: float
+    handover: float
+    provenance: Provenance
 
     def after_event(self, machine: Directory | NodeState) -> None: ...
     def directory_says(self, node: NodeId, message: ToNode) -> None: ...
+    def directory_combines(self, version: Version) -> None: ...
     def next_incarnation(self) -> int: ...
     def node_at(self, address: str) -> VirtualNode: ...
     def reachable(self, source: str, target: str) -> bool: ...
@@ -68,7 +74,12 @@ class VirtualDirectory:
         return Driver(
             machine,
             DirectoryEffect,
-            {SendNode: self._send, Probe: self._probe, Disconnect: self._disconnect},
+            {
+                SendNode: self._send,
+                Probe: self._probe,
+                Disconnect: self._disconnect,
+                CombineBytes: self._combine_bytes,
+            },
             now=lambda: self._clock.now,
             wake=self._waker.set,
             succeed=self._succeed,
@@ -176,6 +187,19 @@ class VirtualDirectory:
         endpoint = self.sessions.get(effect.node)
         if endpoint is not None:
             endpoint.send(effect.message)
+
+    def _combine_bytes(self, effect: CombineBytes) -> None:
+        """Other events may come first, as with many objects at once."""
+        provenance, asker = self._cluster.provenance, self.machine
+        token = provenance.combined(provenance.of_bytes(part) for part in effect.parts)
+        result = CombinedBytes(effect.version, provenance.to_bytes(token, len(effect.parts[0])))
+
+        def answer() -> None:
+            if self.alive and self.machine is asker:
+                self.dispatch(result)
+
+        self._cluster.directory_combines(effect.version)
+        self._clock.after(self._cluster.handover, self._take, answer)
 
     def _disconnect(self, effect: Disconnect) -> None:
         endpoint = self.sessions.pop(effect.node, None)

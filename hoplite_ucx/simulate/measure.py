@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import ContributorsAre, Got, PutDone
-from hoplite_ucx.protocol.ids import CallId, NodeId, identity_of
+from hoplite_ucx.protocol.ids import CallId, NodeId, Version, identity_of
 from hoplite_ucx.protocol.messages import Bind, Place, ToDirectory, ToNode
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
@@ -442,8 +442,11 @@ class _Run:
             self._moves.append(Move(self._cluster.clock.now - self._began, host, self._senders[key], sender))
         self._senders[key] = sender
 
-    def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
+    def directory_combines(self, version: Version) -> None:
         """Nothing that is measured."""
+
+    def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
+        """Nor is this."""
 
 
 class _Reduction(_Run):

@@ -132,10 +132,14 @@ class Oracle:
             case Sealed(version, Origin(spec, contributors)):
                 self._note_decision(version, spec, contributors)
             case CombineInline(version=version):
-                record = self._cluster.directory.machine.records.get(version.ref)
-                if record is not None and record.reduction is not None:  # else it was deleted at the very moment
-                    chosen = tuple(record.reduction.chosen.values())
-                    self._note_decision(version, record.reduction.spec, chosen)
+                self.directory_combines(version)
+
+    def directory_combines(self, version: Version) -> None:
+        """Small objects are combined, by the directory or the node that it sends them to."""
+        record = self._cluster.directory.machine.records.get(version.ref)
+        if record is not None and record.reduction is not None:  # else it was deleted at the very moment
+            chosen = tuple(record.reduction.chosen.values())
+            self._note_decision(version, record.reduction.spec, chosen)
 
     def _judge_eviction(self, node: NodeId, ref: bytes) -> None:
         """No copy is given up with which the object is lost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hoplite_ucx.protocol.ids import NodeId
+from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import ToDirectory, ToNode
 from hoplite_ucx.simulate.actions import Action
 from hoplite_ucx.simulate.ambushes import Ambushes
@@ -77,6 +77,9 @@ class DrawnStorm:
 
     def directory_says(self, node: NodeId, message: ToNode) -> None:
         self._ambushes.directory_says(node, message)
+
+    def directory_combines(self, version: Version) -> None:
+        """Nobody lies in wait for that."""
 
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         self._ambushes.node_says(node, message)

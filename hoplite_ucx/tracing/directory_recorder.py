@@ -13,6 +13,7 @@ from typing import Any
 
 from hoplite_ucx.protocol.directory.machine import Placed
 from hoplite_ucx.protocol.events import (
+    CombineBytes,
     DirectoryEffect,
     DirectoryEvent,
     Disconnect,
@@ -38,6 +39,7 @@ from hoplite_ucx.protocol.messages import (
     Over,
     Place,
     Reduce,
+    Result,
     Sealed,
     StreamFailed,
     Unfit,
@@ -79,6 +81,7 @@ class DirectoryRecorder:
             Bind: self._bound,
             Drop: self._dropped,
             Over: lambda _, message, now: self._recording.end(("reduction", message.target), now),
+            Result: lambda _, message, now: self._recording.end(("reduction", message.version.ref), now),
             Sealed: self._sealed,
         }
 
@@ -101,7 +104,11 @@ class DirectoryRecorder:
             kind = type(event.message)  # type: ignore[union-attr]
             matters = kind in self._on_message
         on_sent = self._on_sent
-        kept = [effect for effect in effects if type(effect) is not SendNode or type(effect.message) in on_sent]
+        kept = [
+            effect
+            for effect in effects
+            if (type(effect.message) in on_sent if type(effect) is SendNode else type(effect) is not CombineBytes)
+        ]
         if matters or kept or (kind not in _ROUTINE and took) or took >= _ROUTINE_SECONDS:
             self._noted.append((event if matters else None, kept, now, kind.__name__, took))
             if len(self._noted) >= _NOTED:

@@ -61,7 +61,7 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.settings import MIB
 from hoplite_ucx.protocol.timers import Timers
 from tests.tools.machines import LARGE, RATE, DirectoryDriver, NodeDriver, chain_of_three, ref, sealed_in, version
-from tests.tools.reducer import OUTER, TARGET, Reducer, chain, small
+from tests.tools.reducer import OUTER, TARGET, Reducer, chain, small_at_node
 from tests.tools.successor import A_SLOT, Successor, copy, partial, slot, spec
 from tests.tools.transfers import cached, place, receiving
 
@@ -129,7 +129,7 @@ def test_settings_that_are_not_numbers_are_refused() -> None:
 
 
 def test_a_combine_request_that_was_lost_with_its_session_is_repeated() -> None:
-    d, combine = small("A", "B")
+    d, combine = small_at_node("A", "B")
     d.handle(SessionLost(d["C"]))
     d.join("C")
     [again] = d.heard_all(CombineInline)

@@ -3,6 +3,7 @@
 import pytest
 
 from hoplite_ucx.errors import HopliteError
+from hoplite_ucx.protocol.events import CombineBytes, CombinedBytes
 from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.lookups import (
     QUESTION,
@@ -14,7 +15,7 @@ from hoplite_ucx.protocol.lookups import (
     encode,
     encode_incarnation,
 )
-from hoplite_ucx.protocol.messages import CombinedInline, CombineInline, Delete, Operation, Put, Reduce
+from hoplite_ucx.protocol.messages import Delete, Operation, Put, Reduce
 from tests.tools.machines import LARGE, DirectoryDriver, ref, version
 
 R, S, TARGET = ref(1), ref(2), ref(3)
@@ -58,9 +59,9 @@ def test_the_target_of_a_reduction_is_given_when_it_is_decided() -> None:
     d = DirectoryDriver("A", "B")
     d.tell("A", Put(1, R, 3, b"", b"abc"), Put(2, S, 3, b"", b"abc"))
     d.tell("B", Reduce(1, TARGET, (R, S), Operation.SUM, 2))
-    (combine,) = [message for message in d.heard("B") if isinstance(message, CombineInline)]
+    (combine,) = [effect for effect in d.effects if isinstance(effect, CombineBytes)]
     assert look(d, TARGET) == Absent(TARGET)
-    d.tell("B", CombinedInline(combine.version, b"sum"))
+    d.handle(CombinedBytes(combine.version, b"sum"))
     assert look(d, TARGET) == Found(combine.version, b"", b"sum")
 
 

@@ -91,6 +91,9 @@ class Together:
                     self.later(("probe", node), partial(self._probe, node))
                 case ev.Disconnect(node):
                     self.later(("down", node), partial(self._cut, node))
+                case ev.CombineBytes(version, parts=parts):
+                    result = ev.CombinedBytes(version, parts[0])
+                    self.later("combine", partial(self.tell_directory, result))
         self._check("directory", self.directory)
 
     def tell(self, shell: Shell, event: ev.NodeEvent) -> None:

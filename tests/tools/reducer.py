@@ -8,7 +8,7 @@ from typing import Any
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.errors import Failure
-from hoplite_ucx.protocol.events import Probed, SessionLost
+from hoplite_ucx.protocol.events import CombineBytes, Probed, SessionLost
 from hoplite_ucx.protocol.ids import Version, short
 from hoplite_ucx.protocol.messages import (
     Ask,
@@ -200,15 +200,32 @@ def chained() -> tuple[Reducer, Bind, Bind]:
     return d, inner, outer
 
 
-def small(*names: str) -> tuple[Reducer, CombineInline]:
+LONG = b"layout" * 200
+"""Objects with such a layout a node combines, however small they are."""
+
+
+def small(*names: str) -> tuple[Reducer, CombineBytes]:
+    """C asked for the sum of small objects, which D wants, and the directory is to combine them."""
+    d = _reduce_small(names, b"layout")
+    [combine] = [effect for effect in d.effects if isinstance(effect, CombineBytes)]
+    return d, combine
+
+
+def small_at_node(*names: str) -> tuple[Reducer, CombineInline]:
+    """The same, and C is to combine them."""
+    d = _reduce_small(names, LONG)
+    [combine] = d.heard_all(CombineInline, "C")
+    return d, combine
+
+
+def _reduce_small(names: tuple[str, ...], layout: bytes) -> Reducer:
     d = Reducer("A", "B", "C", "D")
     for number, name in enumerate(names, 1):
-        d.tell(name, Put(number, ref(number), 2, b"layout", bytes([number, number])))
+        d.tell(name, Put(number, ref(number), 2, layout, bytes([number, number])))
     d.tell("D", Want(ref(TARGET)))
     d.quiet()
     d.reduce("C", tuple(range(1, len(names) + 1)))
-    [combine] = d.heard_all(CombineInline, "C")
-    return d, combine
+    return d
 
 
 HALF = LARGE // 2

@@ -318,15 +318,15 @@ def _check_reduction(directory: Directory, reduction: Reduction, numbers: set[in
         record = directory.records.get(ref)
         consumer = record.consumers.get(reduction.target) if record is not None else None
         assert consumer is reduction, f"{name}: its source {short(ref)} does not know of it"
-    host = reduction.inline_host
-    assert (host is None) == (reduction.inline_version is None), f"{name}: its inline host and version disagree"
+    host, inline = reduction.inline_host, reduction.inline_version
+    assert host is None or inline is not None, f"{name}: it has an inline host, and no inline version"
     if host is not None:
         assert host in reduction.record.nodes, f"{name}: combined by {label(host)}, which is not involved"
     if reduction.failure is not None:
-        left = chosen or reduction.slots or reduction.terms or reduction.held or reduction.root or host
+        left = chosen or reduction.slots or reduction.terms or reduction.held or reduction.root or inline
         assert not left, f"{name}: failed, and something of it is left"
         return
-    if host is not None:
+    if inline is not None:
         assert not reduction.slots, f"{name}: combined inline, and yet it has slots"
         assert reduction.root is None, f"{name}: combined inline, and yet it has a root"
     else:

@@ -29,6 +29,8 @@ from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.directory.world import Difference, Incident, Tally, World, any_difference
 from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.events import (
+    CombinedBytes,
+    CombineFailed,
     DirectoryEffect,
     DirectoryEvent,
     Disconnect,
@@ -139,6 +141,12 @@ class Directory:
                 member = self.members.get(node)
                 if member is not None and self.members.probed(member, accepted, now):
                     self._declare_dead(member, "its port refused a connection")
+            case CombinedBytes(version):
+                if (reduction := self._reduction_into(version.ref)) is not None:
+                    self.reductions.combined_here(reduction, event)
+            case CombineFailed(Version() as version):
+                if (reduction := self._reduction_into(version.ref)) is not None:
+                    self.reductions.combine_failed(reduction, event)
             case Tick():
                 self._on_tick()
         self._settling.settle()
@@ -441,6 +449,8 @@ class Directory:
             broadcast.remove(member.node)
             if slot is not None and record.reduction is not None:
                 self.reductions.binder.assembler_declined(record.reduction, slot, member.node)
+        elif broadcast.inline is not None:
+            broadcast.remove(member.node)  # a result that it was to keep
 
     # --- wait, evict, delete -----------------------------------------------------------------------------------
 
@@ -538,7 +548,7 @@ class Directory:
             record.reduction.requesters[member.node] = None
             self.reductions.retry(record.reduction)
         elif record.spec is not None and record.broadcast is not None:
-            self.world.send(member.node, messages.Over(reduce.target))  # only after a loss it is done again
+            self.reductions.hand_over(record, member)  # only after a loss it is done again
         else:
             self._begin_reduction(record, member, reduce)
 
@@ -551,7 +561,7 @@ class Directory:
         elif survivor and record.decided is None and refuse_reduce(self.table, reduce) is None:
             self._begin_reduction(record, member, reduce)
         else:
-            self.world.send(member.node, messages.Over(reduce.target))
+            self.reductions.hand_over(record, member)
             self.world.mark(reduce.target)
 
     def _begin_reduction(self, record: Record, member: Member, reduce: messages.Reduce) -> None:
@@ -626,13 +636,16 @@ class Directory:
             tree.remove(receiver_key(member.node, consumed.into))
 
     def _on_combined_inline(self, member: Member, combined: messages.CombinedInline) -> None:
-        record = self.records.get(combined.version.ref)
-        if record is not None and record.reduction is not None:
-            self.reductions.inline_result(record.reduction, member, combined)
+        if (reduction := self._reduction_into(combined.version.ref)) is not None:
+            self.reductions.inline_result(reduction, member, combined)
         if combined.kept:
             self.table.current(member, combined.version)  # if it came too late, the node is told to drop it
 
     def _on_unfit(self, member: Member, unfit: messages.Unfit) -> None:
-        record = self.records.get(unfit.version.ref)
-        if record is not None and record.reduction is not None:
-            self.reductions.unfit(record.reduction, member, unfit)
+        if (reduction := self._reduction_into(unfit.version.ref)) is not None:
+            self.reductions.unfit(reduction, member, unfit)
+
+    def _reduction_into(self, ref: bytes) -> Reduction | None:
+        """The undecided reduction that makes this, as its target or for one of its slots."""
+        record = self.records.get(ref)
+        return record.reduction if record is not None else None

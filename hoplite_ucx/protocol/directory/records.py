@@ -83,8 +83,9 @@ class Reduction:
     turn: int = 0
     """Its sequence number among striped reductions."""
     inline_version: Version | None = None
-    """What one node combines at once, since all sources are small."""
+    """What is combined at once, since all sources are small."""
     inline_host: NodeId | None = None
+    """The node that combines it; None if the directory does."""
 
     def __post_init__(self) -> None:
         self.target = self.record.ref

@@ -375,6 +375,10 @@ class NodeState:
         if self._beats_sent:
             self._round_trips.append(self._context.now - self._beats_sent.popleft())
 
+    def _on_result(self, result: messages.Result) -> None:
+        self.calls.over(result.version.ref)
+        self.reducing.result(result)
+
     def _on_failed(self, failed: messages.Failed) -> None:
         self.fetching.failed(failed.ref, failed.failure)
         if failed.failure.kind is FailureKind.DELETED:
@@ -488,6 +492,7 @@ _ON_MESSAGE: dict[type, Callable[[NodeState, Any], None]] = {
     messages.CombineInline: lambda node, message: node.reducing.combine_inline(message),
     messages.Sealed: lambda node, message: node.reducing.sealed(message),
     messages.Over: lambda node, message: node.calls.over(message.target),
+    messages.Result: NodeState._on_result,
     messages.Reduced: lambda node, message: node.calls.reduced(message.call, message.failure),
     messages.Contributors: lambda node, message: node.calls.contributors(message),
     messages.Described: lambda node, message: node.calls.described(message),

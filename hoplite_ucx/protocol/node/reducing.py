@@ -19,6 +19,8 @@ from hoplite_ucx.protocol.messages import (
     CombineInline,
     Completed,
     Declined,
+    Inline,
+    Result,
     Sealed,
     SlotReport,
     Unfit,
@@ -196,19 +198,31 @@ class Reducing:
         message = self._inline.pop(version, None)
         if message is None:
             return
-        if self._memory.has_room(len(data)):
-            self._keep_inline(message, data)
-        else:
-            self._context.tell_directory(CombinedInline(version, data))
+        kept = self._memory.has_room(len(data))
+        if kept:
+            self._keep_inline(version, message.layout, data).sealed = False
+        self._context.tell_directory(CombinedInline(version, data, kept))
 
-    def _keep_inline(self, message: CombineInline, data: bytes) -> None:
-        version = message.version
-        holding = self._memory.allocate(version.ref, len(data), message.layout, Phase.COMPLETE)
-        holding.sealed = False
+    def _keep_inline(self, version: Version, layout: bytes, data: bytes) -> Holding:
+        holding = self._memory.allocate(version.ref, len(data), layout, Phase.COMPLETE)
         holding.watermark = len(data)
         self._memory.name(holding, version)
         self._context.emit(Fill(holding.segment, data))
-        self._context.tell_directory(CombinedInline(version, data, kept=True))
+        return holding
+
+    def result(self, result: Result) -> None:
+        """A small target that was asked for here, and that the directory has made. Kept like the bytes of a small put,
+        it is found here by the gets that usually follow; if there is no room now, they ask the directory."""
+        version, data = result.version, result.data
+        if self._memory.get(version) is not None:
+            return
+        if self._memory.has_room(len(data)):
+            holding = self._keep_inline(version, result.layout, data)
+            holding.origin = result.origin
+            self._fetching.put_here(holding)
+        else:
+            self._context.tell_directory(Declined(version, 0))
+            self._fetching.inline(Inline(version, result.layout, data))
 
     def new_life(self) -> None:
         """The directory has given our slots to others."""

@@ -48,9 +48,10 @@ from hoplite_ucx.protocol.events import (
     Window,
     refs_in,
 )
-from hoplite_ucx.protocol.ids import NodeId, StreamId, identity_of, label, node_id
+from hoplite_ucx.protocol.ids import NodeId, StreamId, Version, identity_of, label, node_id
 from hoplite_ucx.protocol.messages import StreamFault, StreamRefused
 from hoplite_ucx.protocol.node.machine import NodeProfile
+from hoplite_ucx.protocol.node.memory import Holding
 from hoplite_ucx.protocol.node.succession import RemainingSegment, Remains
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.agent import agent_metrics, agent_report
@@ -152,6 +153,7 @@ class Agent:
             profile.patience,
             dispatch=self.dispatch,
             welcomed=self._welcomed,
+            dropped=self._dropped,
             meet=self._meet,
         )
         host = await self._look_at_directory()
@@ -162,7 +164,9 @@ class Agent:
         self._local = LocalStreams(self._combiner.executor)
         self._tracers = Tracers(self._observers, self._recorder)
         self._peers = PeerSessions(self._me, self.dispatch, connect_seconds)
-        self._workers = Workers(self.dispatch, self._greeting, self.status, self._directory_at, self._unused_for)
+        self._workers = Workers(
+            self.dispatch, self._greeting, self.status, self._directory_at, self._unused_for, self._copy_of
+        )
         self._store = self._workers.store = Store(profile.memory, self._workers.forget, profile.settings.store)
         await self._loop.run_in_executor(None, self._store.devices.find)
         self._transport: Transport = await self._loop.run_in_executor(
@@ -595,6 +599,12 @@ class Agent:
             return DirectoryAt(call, None)
         known = self._profile
         return DirectoryAt(call, known.directory, known.token, self.machine.incarnation, self._tls is not None)
+
+    def _dropped(self, version: Version) -> None:
+        self._workers.dropped(version)
+
+    def _copy_of(self, ref: bytes) -> Holding | None:
+        return self.machine.memory.complete_copy(ref)
 
     def _unused_for(self, seconds: float) -> tuple[bytes, ...]:
         return tuple(self.machine.unused_since(now() - seconds, MAX_IDLE))

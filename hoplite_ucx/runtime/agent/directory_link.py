@@ -21,8 +21,8 @@ from hoplite_ucx.protocol.events import (
     NodeEvent,
     SendDirectory,
 )
-from hoplite_ucx.protocol.ids import NodeId
-from hoplite_ucx.protocol.messages import Leave, Welcome, decode_to_node, encode
+from hoplite_ucx.protocol.ids import NodeId, Version
+from hoplite_ucx.protocol.messages import Drop, Leave, Welcome, decode_to_node, encode
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.settings import cluster_settings
 from hoplite_ucx.runtime.shell.directory_status import ask_status
@@ -47,17 +47,20 @@ class DirectoryLink:
         *,
         dispatch: Callable[[NodeEvent], None],
         welcomed: Callable[[Settings], None],
+        dropped: Callable[[Version], None],
         meet: Callable[[list[tuple[NodeId, str]]], None],
     ) -> None:
         """The stranger is this agent before it knows its cluster. `seconds` is for connecting, `patience` for being
         without a directory before the agent ends; None is for ever. `welcomed` is told the cluster's settings each time
-        the node has joined, and `meet` the nodes that the directory introduces."""
+        the node has joined, `dropped` the versions that are over, and `meet` the nodes that the directory
+        introduces."""
         self._address = address
         self._stranger = stranger
         self._seconds = seconds
         self._patience = patience
         self._dispatch = dispatch
         self._welcomed = welcomed
+        self._dropped = dropped
         self._meet = meet
         self._me = stranger
         self._session: Session | None = None
@@ -165,6 +168,8 @@ class DirectoryLink:
         if self._session is session:
             if isinstance(message, Welcome):
                 self._welcomed(message.settings)
+            elif isinstance(message, Drop):
+                self._dropped(message.version)
             self._dispatch(FromDirectory(message))
 
     def _closed(self, session: Session) -> None:

@@ -45,7 +45,8 @@ from hoplite_ucx.protocol.events import (
     Waited,
     refs_in,
 )
-from hoplite_ucx.protocol.ids import CallId, StreamId
+from hoplite_ucx.protocol.ids import CallId, StreamId, Version
+from hoplite_ucx.protocol.node.memory import Holding
 from hoplite_ucx.protocol.node.succession import asked_again
 from hoplite_ucx.runtime.agent.object_names import Names
 from hoplite_ucx.runtime.agent.store import Backing, Segment, Store
@@ -110,12 +111,14 @@ class Workers:
         status: Callable[[bool], dict[str, Any]],
         directory_at: Callable[[int], wire.DirectoryAt],
         unused_for: Callable[[float], tuple[bytes, ...]],
+        copy_of: Callable[[bytes], Holding | None],
     ) -> None:
         self._dispatch = dispatch
         self._greeting = greeting
         self._status = status
         self._directory_at = directory_at
         self._unused_for = unused_for
+        self._copy_of = copy_of
         self.store: Store
         self.inline_limit = 0
         self._loop = asyncio.get_running_loop()
@@ -126,6 +129,8 @@ class Workers:
         self._unclaimed: dict[CallId, DeleteCall] = {}  # deletes that no worker waits for, until they are answered
         self._wanted: dict[bytes, tuple[CallId, bytes]] = {}
         """The first open get of each ref that wants it on a device."""
+        self._results: dict[WorkerSession, Version] = {}
+        """What each session was given last with the answer to a reduce, and may return from a get."""
         self._evicting = False
         self.names = Names()
         self.perform: dict[type, Callable[[Any], None]] = {
@@ -134,7 +139,7 @@ class Workers:
             Got: self._got,
             Waited: lambda waited: self._reply(waited.call, lambda n: wire.Ready(n, waited.ready, waited.rest)),
             DeleteDone: lambda done: self._reply(done.call, wire.Done),
-            ReduceDone: lambda done: self._reply(done.call, wire.Done),
+            ReduceDone: self._reduce_done,
             ContributorsAre: lambda are: self._reply(are.call, lambda n: wire.References(n, are.refs)),
             DescriptionsAre: lambda are: self._reply(are.call, lambda n: wire.Descriptions(n, are.descriptions)),
             CallFailed: self._failed,
@@ -219,6 +224,7 @@ class Workers:
         if worker is None:
             return
         worker.sessions.discard(session)
+        self._results.pop(session, None)
         for call, entry in [(call, entry) for call, entry in self._calls.items() if entry.session is session]:
             del self._calls[call]
             self._want_no_more(call, entry)
@@ -478,6 +484,29 @@ class Workers:
             entry.session.send(make(entry.number))
         else:
             self._unclaimed.pop(call, None)
+
+    def _reduce_done(self, done: ReduceDone) -> None:
+        """Answered after what came together with the directory's answer: often that is the result."""
+        self._loop.call_soon(self._reduced, done.call)
+
+    def _reduced(self, call: CallId) -> None:
+        entry = self._calls.get(call)
+        asked = entry.event if entry is not None else None
+        copy = self._copy_of(asked.target) if isinstance(asked, ReduceCall) else None
+        small = copy is not None and copy.size <= self.inline_limit
+        memory = self.store[copy.segment].memory if copy is not None and small else None
+        if entry is None or copy is None or copy.version is None or not isinstance(memory, memoryview):
+            self._reply(call, wire.Done)
+            return
+        ref, layout, data = copy.ref, copy.layout, bytes(memory)
+        self._results[entry.session] = copy.version
+        self._reply(call, lambda number: wire.Result(number, ref, layout, data))
+
+    def dropped(self, version: Version) -> None:
+        """The directory says that the version is over: sessions that were given it do not return it from now on."""
+        for session in [session for session, given in self._results.items() if given == version]:
+            del self._results[session]
+            session.send(wire.Outdated(version.ref))
 
     def _failed(self, failed: CallFailed) -> None:
         failure = failed.failure

@@ -24,6 +24,9 @@ from hoplite_ucx.protocol import Directory, lookups
 from hoplite_ucx.protocol.driver import Driver
 from hoplite_ucx.protocol.errors import Failure, HopliteError, internal
 from hoplite_ucx.protocol.events import (
+    CombineBytes,
+    CombinedBytes,
+    CombineFailed,
     DirectoryEffect,
     DirectoryEvent,
     Disconnect,
@@ -41,6 +44,7 @@ from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.directory import directory_metrics
 from hoplite_ucx.runtime.directory.lookup_sessions import Readers
 from hoplite_ucx.runtime.directory.viewers import Viewers
+from hoplite_ucx.runtime.objects.kernels import combine_bytes
 from hoplite_ucx.runtime.objects.trees import difference
 from hoplite_ucx.runtime.settings import MetricsSettings
 from hoplite_ucx.runtime.shell.directory_status import STATUS
@@ -94,11 +98,16 @@ class DirectoryServer:
         self._driver: Driver[DirectoryEvent, DirectoryEffect] = Driver(
             self.machine,
             DirectoryEffect,
-            {SendNode: self._send, Probe: self._probe, Disconnect: self._disconnect},
+            {
+                SendNode: self._send,
+                Probe: self._probe,
+                Disconnect: self._disconnect,
+                CombineBytes: self._combine_bytes,
+            },
             now=now,
             wake=self._waker.set,
             succeed=self._succeed,
-            unperformed=_not_performed,
+            unperformed=self._not_performed,
         )
         self._observers.attach(self._driver)
         if successor:
@@ -218,6 +227,24 @@ class DirectoryServer:
         if self.machine is asker:
             self.dispatch(Probed(effect.node, accepted))
 
+    def _combine_bytes(self, effect: CombineBytes) -> None:
+        """On the loop: the machine asks for it only if that takes no longer than a few messages."""
+        try:
+            data = combine_bytes(effect.layout, effect.op, effect.parts, effect.divisor)
+        except HopliteError as error:
+            self.dispatch(CombineFailed(effect.version, error.failure))
+        else:
+            self.dispatch(CombinedBytes(effect.version, data))
+
+    def _not_performed(self, effect: DirectoryEffect, error: Exception) -> None:
+        refs = refs_in(effect)
+        if isinstance(effect, CombineBytes):
+            _log.error("small objects could not be combined", exc_info=error, extra=about(*refs))
+            self.dispatch(CombineFailed(effect.version, internal("directory", "combining", error)))
+            return
+        what = type(effect.message if isinstance(effect, SendNode) else effect).__name__
+        _log.error("%s for %s could not be performed", what, label(effect.node), exc_info=error, extra=about(*refs))
+
     # --- sessions ----------------------------------------------------------------------------------------------
 
     def _accept(self, session: Session) -> None:
@@ -302,9 +329,3 @@ class DirectoryServer:
 
 def _incarnation_after(earlier: int) -> int:
     return max(time.time_ns() // 1_000_000, earlier + 1)
-
-
-def _not_performed(effect: DirectoryEffect, error: Exception) -> None:
-    what = type(effect.message if isinstance(effect, SendNode) else effect).__name__
-    refs = refs_in(effect)
-    _log.error("%s for %s could not be performed", what, label(effect.node), exc_info=error, extra=about(*refs))

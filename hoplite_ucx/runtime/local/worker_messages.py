@@ -28,7 +28,7 @@ from hoplite_ucx.protocol.messages import (
 from hoplite_ucx.protocol.settings import Seconds, Settings
 from hoplite_ucx.runtime.settings import ProcessSettings
 
-WIRE = 11
+WIRE = 12
 MAX_FRAME = 8 << 20
 MAX_REFS = 100_000
 """The most refs in one request."""
@@ -303,6 +303,22 @@ class Refused(_Reply, frozen=True):
     failure: Failure
 
 
+class Result(_Reply, frozen=True):
+    """The answer to a reduce whose small result is here already. The worker may return it from its next get, unless
+    `Outdated` comes before."""
+
+    call: Number
+    ref: Ref
+    layout: Layout
+    data: bytes
+
+
+class Outdated(_Reply, frozen=True):
+    """A `Result` that came on this session is not to be returned any more: it was deleted or lost."""
+
+    ref: Ref
+
+
 class Forget(_Reply, frozen=True):
     """To the background session: this mapping will not be used for puts again."""
 
@@ -328,6 +344,8 @@ Reply: TypeAlias = (
     | Report
     | DirectoryAt
     | Refused
+    | Result
+    | Outdated
     | Forget
     | Doubtful
 )

@@ -191,6 +191,8 @@ class Client:
         once = timeout == 0
         connection = self._connection(None if timeout is None else began + timeout + self.grace)
         limit = LONGEST_POLL if once else timeout
+        if (result := connection.take_result(ref)) is not None:
+            return memoryview(result.data), result.layout
         if (found := self.reader.look(ref, limit)) is not None:
             return memoryview(found.data), found.layout
         left = None if limit is None else max(0.0, limit - (time.monotonic() - began))

@@ -68,6 +68,8 @@ class Connection:
         """A call is open, and its caller will read the next reply."""
         self.refused: Failure | None = None
         """The last that the agent refused: when the caller hears of it, the conversation is in order."""
+        self.result: wire.Result | None = None
+        """What came with the answer to the last reduce, and is not outdated."""
         self.carried: tuple[int, Mapping[int, int]] | None = None
         """The releases that went before a call's request, and that call: heard when it or a later one is answered."""
         try:
@@ -149,6 +151,15 @@ class Connection:
         self._replies.clear()
         return replies
 
+    def take_result(self, ref: bytes) -> wire.Result | None:
+        """The result of the last reduce, once, if it came with the answer and is still current: what the agent has sent
+        by now is heard first, so this is as good as asking it."""
+        if self.result is None or self.result.ref != ref:
+            return None
+        self._read(_DONTWAIT)
+        result, self.result = self.result, None
+        return result
+
     def has_error(self) -> bool:
         """It broke: there may be more to read, but nothing new will arrive."""
         return not self.broken and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
@@ -221,12 +232,20 @@ class Connection:
         try:
             for frame in self._frames.feed(data):
                 reply = wire.decode_reply(frame)
-                if not _is_pong(reply):
+                if isinstance(reply, wire.Result):
+                    self.result = reply
+                if isinstance(reply, wire.Outdated):
+                    self._outdated(reply.ref)
+                elif not _is_pong(reply):
                     self._replies.append(reply)
         except HopliteError:
             self.close()
             raise
         return True
+
+    def _outdated(self, ref: bytes) -> None:
+        if self.result is not None and self.result.ref == ref:
+            self.result = None
 
 
 def _dial(sock: socket.socket, name: str) -> None:

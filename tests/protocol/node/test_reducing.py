@@ -19,6 +19,8 @@ from hoplite_ucx.protocol.events import (
     PutCall,
     Receive,
     ReceiveClosed,
+    ReduceCall,
+    SendDirectory,
     Serve,
 )
 from hoplite_ucx.protocol.ids import NO_SLOT, StreamId, Version, node_id
@@ -28,10 +30,16 @@ from hoplite_ucx.protocol.messages import (
     CombineInline,
     Completed,
     Consumed,
+    Copy,
     Declined,
     Drop,
+    Inline,
     Operation,
+    Origin,
     Place,
+    Reduce,
+    Reduced,
+    Result,
     Sealed,
     SlotReport,
     StreamFault,
@@ -199,6 +207,69 @@ def test_a_node_that_gets_nothing_declines_to_make_the_rest() -> None:
 def test_a_slot_that_begins_beyond_its_end_is_ignored() -> None:
     n = NodeDriver()
     assert n.directory(bind(SLOT, PART, start=SIZE + 1)) == []
+
+
+# --- small results --------------------------------------------------------------------------------------------
+
+ASKED = Reduce(1, ref(TARGET), (ref(1), ref(2)), Operation.SUM, 2)
+RESULT = Result(version(TARGET), b"layout", b"ab", Origin(ASKED, (version(1), version(2))))
+
+
+def asked_for() -> NodeDriver:
+    """A node whose user asked for a reduction, which the directory knows."""
+    n = NodeDriver()
+    n.handle(ReduceCall(1, ASKED.target, ASKED.sources, ASKED.op, ASKED.count, None))
+    n.directory(Reduced(1))
+    return n
+
+
+def test_a_result_that_came_is_got_without_asking() -> None:
+    n = asked_for()
+    effects = n.directory(RESULT)
+    assert n.only(effects, Fill).data == b"ab"
+    assert n.none(effects, SendDirectory)
+    effects = n.handle(GetCall(2, ref(TARGET), None))
+    got = n.only(effects, Got)
+    assert (got.version, got.size, got.layout) == (RESULT.version, 2, b"layout")
+    assert n.none(effects, SendDirectory)
+
+
+def test_a_get_that_waits_is_answered_by_the_result() -> None:
+    n = asked_for()
+    n.handle(GetCall(2, ref(TARGET), None))
+    assert n.only(n.directory(RESULT), Got).call == 2
+    assert n.directory(Inline(RESULT.version, b"layout", b"ab")) == []
+
+
+def test_with_its_result_a_reduction_is_over_and_the_copy_is_announced() -> None:
+    n = asked_for()
+    n.directory(RESULT)
+    n.handle(DirectoryLost())
+    hello = n.connect()
+    assert hello.submitted == ()
+    assert hello.copies == (Copy(RESULT.version, 2, b"layout", origin=RESULT.origin),)
+
+
+def test_a_result_that_is_deleted_is_not_found_any_more() -> None:
+    n = asked_for()
+    n.directory(RESULT)
+    n.directory(Drop(RESULT.version))
+    assert n.sent(n.handle(GetCall(2, ref(TARGET), None)), Want) == [Want(ref(TARGET))]
+
+
+def test_a_result_that_is_here_already_changes_nothing() -> None:
+    n = asked_for()
+    n.directory(RESULT)
+    assert n.directory(RESULT) == []
+
+
+def test_a_result_without_room_is_given_to_waiting_gets_and_not_kept() -> None:
+    n = NodeDriver(memory=1)
+    n.handle(GetCall(2, ref(TARGET), None))
+    effects = n.directory(RESULT)
+    assert n.sent(effects, Declined) == [Declined(RESULT.version, 0)]
+    assert n.only(effects, Got).data == b"ab"
+    assert n.none(effects, Fill, Allocate)
 
 
 # --- what cannot be combined ----------------------------------------------------------------------------------

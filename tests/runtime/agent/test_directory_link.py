@@ -39,6 +39,7 @@ def link(patience: float | None) -> DirectoryLink:
         patience,
         dispatch=lambda _: None,
         welcomed=lambda _: None,
+        dropped=lambda _: None,
         meet=lambda _: None,
     )
 

@@ -12,6 +12,8 @@ from tests.tools.live import live_cluster
 
 LARGE = np.arange(1 << 20, dtype=np.float64)
 SMALL = np.arange(16, dtype=np.float64)
+MANY = {f"array {number}": np.arange(2.0) for number in range(64)}
+"""Small, and too much work for the directory."""
 
 
 def fails(call: Callable[[], object], kind: type[HopliteError]) -> HopliteError:
@@ -47,10 +49,10 @@ def test_calls_behind_an_effect_that_fails_are_told() -> None:
         assert np.array_equal(host.get(host.put(LARGE * 2)), LARGE * 2)
 
 
-@pytest.mark.parametrize(("effect", "array"), [(Combine, LARGE), (CombineBytes, SMALL)])
-def test_a_reduction_that_a_node_cannot_make_fails(effect: type, array: np.ndarray) -> None:
+@pytest.mark.parametrize(("effect", "value"), [(Combine, LARGE), (CombineBytes, MANY)])
+def test_a_reduction_that_a_node_cannot_make_fails(effect: type, value: object) -> None:
     with live_cluster(1) as live, agent_here(live.address) as here:
-        refs = [here.host.put(array), here.host.put(array)]
+        refs = [here.host.put(value), here.host.put(value)]
         here.breaks(effect, ValueError("a fault of ours"))
         target = here.host.reduce(refs)
         assert "a fault of ours" in str(fails(lambda: here.host.get(target), HopliteError))

@@ -17,6 +17,8 @@ impossible, the same sources are built without stripes.
 The target is sealed once, when its root version is complete and what it was made of is decided.
 """
 
+from msgspec.structs import replace
+
 from hoplite_ucx.protocol.cost import choose_degree, choose_stripes
 from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
@@ -30,18 +32,27 @@ from hoplite_ucx.protocol.directory.states import ReductionState
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure, FailureKind
-from hoplite_ucx.protocol.ids import NodeId, short
+from hoplite_ucx.protocol.events import CombineBytes, CombinedBytes, CombineFailed
+from hoplite_ucx.protocol.ids import NodeId, Version, short
 from hoplite_ucx.protocol.messages import (
     CombinedInline,
     CombineInline,
     Contributors,
     Failed,
+    Operation,
     Origin,
     Over,
+    Result,
     Sealed,
     SlotReport,
     Unfit,
 )
+
+_COMBINED_HERE = 1 << 20
+"""Small objects of so many bytes together the directory combines itself, in about the time of a few messages. More of
+them a node combines: all others would wait meanwhile."""
+_LAYOUT_COMBINED_HERE = 1 << 10
+"""The same for their layout: a long one describes many arrays, and each of them costs as much as a large one."""
 
 
 class Reductions:
@@ -325,9 +336,25 @@ class Reductions:
         return all(self._table.inline_of(version) is not None for version in reduction.chosen.values())
 
     def _combine_inline(self, reduction: Reduction) -> None:
-        """The bytes are all here: one node combines them and sends back the result."""
+        """The bytes are all here, and are combined here; if they are many, one node does it and sends back the
+        result."""
         if reduction.inline_version is not None:
             return
+        few = reduction.size * len(reduction.chosen) <= _COMBINED_HERE
+        if few and len(reduction.layout) <= _LAYOUT_COMBINED_HERE:
+            self.binder.drop_slots(reduction)
+            self._world.emit(CombineBytes(*self._begin_inline(reduction)))
+        else:
+            self._combine_at_node(reduction)
+
+    def _begin_inline(self, reduction: Reduction) -> tuple[Version, bytes, Operation, tuple[bytes, ...], int]:
+        """What is to be combined, as a version of its own."""
+        reduction.inline_version = self._versions.new_version(reduction.target)
+        parts = tuple(self._table.inline_of(version) or b"" for version in reduction.chosen.values())
+        divisor = self.binder.divisor(reduction, None)
+        return reduction.inline_version, reduction.layout, reduction.spec.op, parts, divisor
+
+    def _combine_at_node(self, reduction: Reduction) -> None:
         requester = self._table.members.get(reduction.requester)
         candidates = [requester] if requester is not None and requester.usable() else []
         candidates += [member for member in self._table.members if member.usable()]
@@ -336,26 +363,58 @@ class Reductions:
             return  # and keep the slots: by then there may be no room for the result here
         self.binder.drop_slots(reduction)
         host = candidates[0]
-        reduction.inline_version = self._versions.new_version(reduction.target)
         reduction.inline_host = host.node
         self._table.involve(reduction.record, host)
-        parts = tuple(self._table.inline_of(version) or b"" for version in reduction.chosen.values())
-        form = (reduction.layout, reduction.spec.op)
-        self._world.send(
-            host.node, CombineInline(reduction.inline_version, *form, parts, self.binder.divisor(reduction, None))
-        )
+        self._world.send(host.node, CombineInline(*self._begin_inline(reduction)))
 
     def inline_result(self, reduction: Reduction, member: Member, combined: CombinedInline) -> None:
-        version, data = combined.version, combined.data
-        if version != reduction.inline_version or member.node != reduction.inline_host or len(data) != reduction.size:
+        """A node has combined small objects."""
+        if member.node == reduction.inline_host:
+            keeper = member if combined.kept else None
+            self._take_result(reduction, combined.version, combined.data, keeper)
+
+    def combined_here(self, reduction: Reduction, combined: CombinedBytes) -> None:
+        if reduction.inline_host is None:
+            self._take_result(reduction, combined.version, combined.data, None)
+
+    def _take_result(self, reduction: Reduction, version: Version, data: bytes, keeper: Member | None) -> None:
+        if version != reduction.inline_version or len(data) != reduction.size:
             return
         if not self._versions.has_inline_room(len(data)):
             self._restart(reduction)  # others were quicker: combine it where objects live
+            return
+        self._versions.begin_inline(reduction.record, version, reduction.layout, data)
+        if keeper is not None:
+            self._table.live_tree(reduction.target).add_copy(keeper)
+        self._finish(reduction)
+        if not reduction.record.has_copy():
+            self._hand_to_any(reduction.record)
+
+    def combine_failed(self, reduction: Reduction, failed: CombineFailed) -> None:
+        """The operation is undefined for the objects that were to be combined here."""
+        if failed.what == reduction.inline_version and reduction.inline_host is None:
+            self._fail(reduction, replace(failed.failure, ref=reduction.target), ReductionState.GIVEN_UP)
+
+    def _hand_to_any(self, record: Record) -> None:
+        """Nobody who asked for the target can keep it: another node does, so that it outlives this directory."""
+        keeper = next((member for member in self._table.members if member.usable()), None)
+        if keeper is not None:
+            self.hand_over(record, keeper)
+
+    def hand_over(self, record: Record, member: Member) -> None:
+        """The target is decided or cancelled, and a node that asked for it hears so. If it is small, that comes with
+        its bytes: the node will probably get it, and keeps it in case this directory is lost."""
+        node, tree = member.node, record.broadcast
+        inline, origin = (None, None) if tree is None else (tree.inline, tree.origin)
+        if tree is None or inline is None or origin is None or record.deleted:
+            self._world.send(node, Over(record.ref))
+        elif node in tree.copies or not member.connected:
+            self._world.send(node, Over(record.ref))  # it has it, or says with its next `Join` that it does not
         else:
-            self._versions.begin_inline(reduction.record, version, reduction.layout, data)
-            if combined.kept and reduction.record.broadcast is not None:
-                reduction.record.broadcast.add_copy(member)
-            self._finish(reduction)
+            self._world.send(node, Result(tree.version, tree.layout, inline, origin))
+            self._table.involve(record, member)
+            record.waiting.pop(node, None)
+            tree.add_copy(member)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
@@ -422,8 +481,8 @@ class Reductions:
             reduction.move(ReductionState.CANCELLED)
         target = reduction.record
         for node in reduction.requesters:
-            if self._table.members.get(node) is not None:
-                self._world.send(node, Over(target.ref))
+            if (member := self._table.members.get(node)) is not None:
+                self.hand_over(target, member)
         if target.contributors is not None:
             for node, call in target.askers:
                 self._world.send(node, Contributors(call, tuple(target.contributors)))

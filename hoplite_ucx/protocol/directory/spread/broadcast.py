@@ -250,9 +250,9 @@ class Broadcast:
         """Remove the node's copy if another good one stays and no receiver pulls from this one."""
         if node not in self.copies:
             return Eviction.IN_USE
-        if self.inline is not None or not self.sealed or not self.has_good_copy(besides=node):
+        if not self.sealed or not self.has_good_copy(besides=node):
             return Eviction.LAST_COPY
-        if self._children(node):
+        if self.inline is None and self._children(node):
             return Eviction.IN_USE
         del self.copies[node]
         self._drop_location(node)

@@ -29,7 +29,16 @@ from hoplite_ucx.protocol.messages import (
     Watch,
 )
 from tests.tools.machines import LARGE, ref, sealed_in, snapshot
-from tests.tools.reducer import OUTER, TARGET, Reducer, chain, chained, sealed_chain, small
+from tests.tools.reducer import (
+    LONG,
+    OUTER,
+    TARGET,
+    Reducer,
+    chain,
+    chained,
+    sealed_chain,
+    small_at_node,
+)
 
 # --- the target --------------------------------------------------------------------------------------------------
 
@@ -329,28 +338,28 @@ def test_a_hidden_source_is_not_chosen_by_others() -> None:
 
 
 def test_small_objects_are_combined_by_one_node() -> None:
-    d, combine = small("A", "B", "C")
+    d, combine = small_at_node("A", "B", "C")
     assert combine.parts == (b"\1\1", b"\2\2", b"\3\3")
     assert combine.version.ref == ref(TARGET)
     d.tell("C", CombinedInline(combine.version, b"\6\6"))
-    assert d.heard_all(Inline, "D") == [Inline(combine.version, b"layout", b"\6\6")]
+    assert d.heard_all(Inline, "D") == [Inline(combine.version, LONG, b"\6\6")]
     assert d.contributors("A") == [Contributors(7, (ref(1), ref(2), ref(3)))]
     assert d.heard_all(Bind) == []
 
 
 def test_the_node_that_combines_small_objects_may_die() -> None:
-    d, combine = small("A", "B")
+    d, combine = small_at_node("A", "B")
     d.kill("C")
     [again] = d.heard_all(CombineInline)
     assert again.parts == combine.parts
     assert again.version > combine.version
     d.tell("A", CombinedInline(again.version, b"\3\3"))
-    assert d.heard_all(Inline, "D") == [Inline(again.version, b"layout", b"\3\3")]
+    assert d.heard_all(Inline, "D") == [Inline(again.version, LONG, b"\3\3")]
 
 
 def test_a_small_reduction_outlives_every_node() -> None:
     """Its sources are with the directory."""
-    d, _ = small("A", "B")
+    d, _ = small_at_node("A", "B")
     for name in "ABDC":  # the one that combines is the last
         d.kill(name)
     d.join("E")
@@ -362,12 +371,12 @@ def test_a_small_reduction_outlives_every_node() -> None:
 def test_a_small_reduction_ends_although_the_directory_has_no_room_when_a_node_comes() -> None:
     d = Reducer("A", "B", settings=Settings(inline_limit=2, inline_total=6))
     for number in (1, 2):
-        d.tell("A", Put(number, ref(number), 2, b"layout", bytes([number, number])))
+        d.tell("A", Put(number, ref(number), 2, LONG, bytes([number, number])))
     d.reduce("B", (1, 2))
     d.handle(SessionLost(d["A"]))
     d.kill("B")  # it was to combine them, and there is no other node
     d.join("C")
-    d.tell("C", Put(3, ref(3), 2, b"layout", b"\7\7"), Want(ref(TARGET)))
+    d.tell("C", Put(3, ref(3), 2, LONG, b"\7\7"), Want(ref(TARGET)))
     d.pass_time(1.0, beating=("C",))
     bind = d.take("C")
     d.finish("C", bind)
@@ -375,7 +384,7 @@ def test_a_small_reduction_ends_although_the_directory_has_no_room_when_a_node_c
 
 
 def test_a_result_that_is_late_or_foreign_is_nothing() -> None:
-    d, combine = small("A", "B")
+    d, combine = small_at_node("A", "B")
     d.kill("C")
     [again] = d.heard_all(CombineInline)
     before = snapshot(d.directory)
@@ -384,11 +393,11 @@ def test_a_result_that_is_late_or_foreign_is_nothing() -> None:
     assert snapshot(d.directory) == before
     d.tell("A", CombinedInline(again.version, b"\3\3"))
     d.tell("A", CombinedInline(again.version, b"\4\4"))
-    assert d.heard_all(Inline, "D") == [Inline(again.version, b"layout", b"\3\3")]
+    assert d.heard_all(Inline, "D") == [Inline(again.version, LONG, b"\3\3")]
 
 
 def test_deleting_the_target_of_small_objects_cancels() -> None:
-    d, combine = small("A", "B")
+    d, combine = small_at_node("A", "B")
     d.tell("A", Delete(5, (ref(TARGET),)))
     d.tell("C", CombinedInline(combine.version, b"\3\3"))
     assert ref(TARGET) not in d.directory.records

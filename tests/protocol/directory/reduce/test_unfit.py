@@ -16,7 +16,7 @@ from hoplite_ucx.protocol.messages import (
 )
 from tests.tools.allreduce import Allreduce
 from tests.tools.machines import ref, snapshot, version
-from tests.tools.reducer import OUTER, TARGET, chain, small
+from tests.tools.reducer import OUTER, TARGET, chain, small_at_node
 
 SENSELESS = Failure(FailureKind.INVALID, "xor is not defined for float64", "reduce other arrays")
 
@@ -76,7 +76,7 @@ def test_only_who_combines_it_can_say_so() -> None:
 
 
 def test_small_objects() -> None:
-    d, combine = small("A", "B")
+    d, combine = small_at_node("A", "B")
     d.tell("A", unfit(combine))
     assert d.heard_all(Failed, "D") == []
     d.tell("C", unfit(combine))

@@ -1,0 +1,126 @@
+"""Small results between real processes: combined by the directory, there with the answer, and never out of date."""
+
+import signal
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hoplite_ucx.errors import InternalError, InvalidRequestError, ObjectDeletedError
+from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime.objects import values
+from hoplite_ucx.runtime.objects.kernels import combine_bytes
+from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
+from tests.tools.here import agent_here, directory_here
+from tests.tools.live import Host, Live, live_cluster
+from tests.tools.loopback import own_address
+from tests.tools.waiting import HANG, eventually
+
+VALUES = [np.random.default_rng(seed).normal(size=100).astype(np.float32) for seed in range(6)]
+
+
+def put_all(live: Live) -> list[ObjectRef]:
+    return [live.hosts[index % len(live.hosts)].put(value) for index, value in enumerate(VALUES)]
+
+
+def kept_by(host: Host) -> ObjectRef | None:
+    """The result that this thread's next get returns without asking."""
+    result = host.client._local.connection.result
+    return None if result is None else ObjectRef(result.ref)
+
+
+def objects_of(host: Host) -> int:
+    count: int = host.status()["objects"]
+    return count
+
+
+def in_another_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(HANG)
+    assert not thread.is_alive()
+
+
+def with_result(host: Host, refs: list[ObjectRef]) -> ObjectRef:
+    """A target whose bytes came with the answer: when it is asked for again, it is there."""
+    target = host.reduce(refs, everywhere=True)
+    host.get(target)
+    assert host.reduce(refs, ref=target, everywhere=True) == target
+    assert kept_by(host) == target
+    return target
+
+
+@pytest.mark.parametrize("op", [Operation.SUM, Operation.PROD, Operation.MEAN])
+def test_every_host_gets_what_a_node_would_make(live: Live, op: Operation) -> None:
+    refs = put_all(live)
+    target = new_ref()
+    for host in live.hosts:
+        host.reduce(refs, op, ref=target, everywhere=True)
+    order = [refs.index(ref) for ref in live.hosts[0].contributors(target)]
+    parts = [values.encode(VALUES[index]) for index in order]
+    divisor = len(parts) if op is Operation.MEAN else 0
+    expected = combine_bytes(parts[0].layout, op, tuple(part.to_bytes() for part in parts), divisor)
+    for host in live.hosts:
+        assert host.get(target).tobytes() == expected
+    live.hosts[0].delete(*refs)
+    live.hosts[0].delete(target)
+
+
+def test_dicts_with_keys_in_another_order(live: Live) -> None:
+    one, other = live.hosts[0].put({"a": 1.0, "b": 2.0}), live.hosts[1].put({"b": 30.0, "a": 20.0})
+    target = live.hosts[2].reduce([one, other])
+    assert live.hosts[2].get(target) == {"a": 21.0, "b": 32.0}
+
+
+def test_an_undefined_operation(live: Live) -> None:
+    target = live.hosts[0].reduce(put_all(live), Operation.XOR)
+    with pytest.raises(InvalidRequestError, match="xor is not defined for float32"):
+        live.hosts[0].get(target)
+
+
+def test_a_result_that_came_with_the_answer_is_got_without_the_agent(live: Live) -> None:
+    host = live.hosts[0]
+    target = with_result(host, put_all(live))
+    host.agent.process.send_signal(signal.SIGSTOP)
+    try:
+        assert np.allclose(host.get(target), sum(VALUES))
+    finally:
+        host.agent.process.send_signal(signal.SIGCONT)
+    assert np.allclose(host.get(target), sum(VALUES)), "from the agent: a result is kept for one get"
+
+
+def test_a_result_that_another_host_deletes_is_not_returned(live: Live) -> None:
+    host = live.hosts[0]
+    target = with_result(host, put_all(live))
+    held = objects_of(host)
+    live.hosts[1].delete(target)
+    in_another_thread(lambda: eventually(lambda: objects_of(host) < held))
+    assert kept_by(host) == target, "nothing was read on this thread since"
+    with pytest.raises(ObjectDeletedError):
+        host.get(target)
+
+
+def test_a_result_outlives_its_directory() -> None:
+    with live_cluster(2, host=own_address()) as live:
+        refs = put_all(live)
+        target = live.hosts[0].reduce(refs)
+        assert np.allclose(live.hosts[0].get(target), sum(VALUES))
+        live.kill_directory()
+        live.restart_directory()
+        assert np.allclose(live.hosts[1].get(target), sum(VALUES))
+
+
+def test_a_fault_of_the_directory_ends_the_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise ValueError("a fault of ours")
+
+    with directory_here() as (_, address), agent_here(address) as here:
+        refs = [here.host.put(value) for value in VALUES]
+        monkeypatch.setattr("hoplite_ucx.runtime.directory.server.combine_bytes", broken)
+        target = here.host.reduce(refs)
+        with pytest.raises(InternalError, match="a fault of ours"):
+            here.host.get(target)
+        monkeypatch.undo()
+        assert here.host.reduce(refs, ref=target) == target, "asked for again, it is made"
+        assert np.allclose(here.host.get(target), sum(VALUES))
