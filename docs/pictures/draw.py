@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
 from hoplite_ucx.cli import app
 from hoplite_ucx.protocol import messages
+from hoplite_ucx.protocol.directory.states import RECEIVER_MOVES, REDUCTION_MOVES, SLOT_MOVES, Moves
 
 HERE = Path(__file__).parent
 INK, PALE, GOOD, BAD = "#24292f", "#8c959f", "#0969da", "#cf222e"
@@ -63,6 +65,9 @@ def pictures() -> Iterator[tuple[str, str]]:
     """The names of all pictures, and what is in them."""
     yield "broadcast.svg", sequence(*BROADCAST)
     yield "reduce.svg", sequence(*REDUCE)
+    yield "receiver.svg", states(RECEIVER_MOVES)
+    yield "slot.svg", states(SLOT_MOVES)
+    yield "reduction.svg", states(REDUCTION_MOVES)
     yield "programs.svg", programs()
     yield "relay-killed.svg", chain("broadcast --nodes 8 --size 64MiB --kill 4@40%")
 
@@ -86,6 +91,31 @@ def programs() -> str:
             parts.append(text(x - 10, 182, "bytes", "carried"))
     parts.append(text(560, 122, "messages: who wants what, who pulls from whom", ""))
     return svg(740, 360, parts)
+
+
+def states(moves: Moves[Any]) -> str:
+    """States from left to right. Moves to the right go above them, moves back below; each has the number of its row in
+    the table."""
+    order = list(dict.fromkeys(state for move in moves for state in move))
+    wide, middle = 170, 34 * len(order) + 40
+    parts = []
+    for number, move in enumerate(moves, 1):
+        here, there = (order.index(state) for state in move)
+        steps = there - here
+        side = -1 if steps > 0 else 1
+        # Short moves leave and arrive at the near edges of the boxes, so that longer ones lie around them.
+        inward = -side * 12 * (len(order) - abs(steps))
+        start, end = wide * (here + 0.5) + inward, wide * (there + 0.5) - inward
+        edge, peak = middle + 18 * side, middle + (18 + 56 * abs(steps)) * side
+        path = f"M {start:g} {edge:g} C {start:g} {peak:g} {end:g} {peak:g} {end:g} {edge + 2 * side:g}"
+        parts.append(f'<path d="{path}" fill="none" stroke="{INK}" marker-end="url(#say)"/>')
+        parts.append(
+            text((start + end) / 2, middle + (24 + 42 * abs(steps)) * side + (-3 if side < 0 else 8), str(number), "")
+        )
+    for place, state in enumerate(order):
+        x = wide * place + wide / 2
+        parts += [box(x - 60, middle - 16, 120, 32), text(x, middle + 5, state.value, "bold")]
+    return svg(wide * len(order), 2 * middle, parts)
 
 
 def sequence(people: Sequence[str], steps: Sequence[Step]) -> str:
