@@ -192,21 +192,23 @@ class SenderPool:
     def choose(self, nic: Nic, remaining: int, now: float, acceptable: Callable[[NodeId], bool]) -> Plan | None:
         """The best sender for a receiver with this NIC that still needs `remaining` bytes."""
         self._refile(now)
-        plans = [
-            self._plan(location, nic, remaining, now)
-            for heap in self._heaps.values()
-            for location in self._best_of(heap, acceptable)
-        ]
-        best = min(plans, key=lambda plan: plan.finish, default=None)
         shortest = remaining / nic.down_share(self._ref)
+        best: Plan | None = None
+        for heap in self._heaps.values():
+            for location in self._best_of(heap, acceptable):
+                if best is not None and self._cannot_beat(location, best, shortest):
+                    continue
+                plan = self._plan(location, nic, remaining, now)
+                if best is None or plan.finish < best.finish:
+                    best = plan
         for child, sender in islice(self._slow.items(), _LOOK_AT):
-            plan = self._plan_displacing(child, sender, nic, remaining, now)
+            displacing = self._plan_displacing(child, sender, nic, remaining, now)
             if (
-                plan is not None
+                displacing is not None
                 and acceptable(sender)
-                and (best is None or plan.finish < best.finish - _WORTH_DISPLACING * shortest)
+                and (best is None or displacing.finish < best.finish - _WORTH_DISPLACING * shortest)
             ):
-                best = plan
+                best = displacing
         return best
 
     def plan(self, sender: NodeId, nic: Nic, remaining: int, now: float) -> Plan:
@@ -221,6 +223,12 @@ class SenderPool:
             if sooner.finish < plan.finish:
                 return sooner
         return plan
+
+    def _cannot_beat(self, location: Location, best: Plan, shortest: float) -> bool:
+        """Whether its running streams alone make the location later, which is so for all of a chain but its end: then
+        the plan need not be made."""
+        late = location.free_at + self._costs.latency + shortest >= best.finish
+        return late and location.left(self._ref) <= _WORTH_USING * location.nic.up
 
     def _plan_displacing(self, slow: ReceiverKey, sender: NodeId, nic: Nic, remaining: int, now: float) -> Plan | None:
         location = self.locations[sender]

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from hoplite_ucx.protocol.cost import Costs, choose_granule
-from hoplite_ucx.protocol.directory.sender_choice import Nic, Plan, SenderPool
+from hoplite_ucx.protocol.directory.sender_choice import Location, Nic, Plan, SenderPool
 from hoplite_ucx.protocol.ids import NodeId
 from hoplite_ucx.protocol.settings import KIB, MIB, Settings
 from tests.tools.machines import RATE, ref
@@ -47,6 +47,21 @@ class Tree:
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_grows_without_plans_for_those_in_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[NodeId] = []
+    make = SenderPool._plan
+
+    def counted(pool: SenderPool, location: Location, account: Nic, remaining: int, now: float) -> Plan:
+        plans.append(location.node)
+        return make(pool, location, account, remaining, now)
+
+    monkeypatch.setattr(SenderPool, "_plan", counted)
+    tree = Tree(64 * MIB, 64)
+    for node in range(1, 64):
+        tree.place(node)
+    assert plans == list(range(63))
 
 
 def test_a_large_object_travels_along_a_chain() -> None:
