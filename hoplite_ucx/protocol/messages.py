@@ -224,7 +224,7 @@ class Progress(Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(_ToDirectory, frozen=True):
-    """`round_trip` is the least time that the answer to one lately took; 0 if none has come yet."""
+    """`round_trip` is the least time that the answer to one lately took; 0 if too few have come yet."""
 
     progress: Annotated[tuple[Progress, ...], Meta(max_length=_MAX_LIST)] = ()
     round_trip: Seconds = 0.0

@@ -9,8 +9,8 @@ Configured delays and announced rates are only where the cost model starts. Meas
   differs clearly from what was thought: rates that tremble would move streams for nothing.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
-from statistics import median
 
 from hoplite_ucx.protocol.cost import Costs
 from hoplite_ucx.protocol.directory.sender_choice import Nic
@@ -33,14 +33,23 @@ class Measuring:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._round_trips: dict[NodeId, float] = {}
+        self._in_order: list[float] = []  # the same, sorted: a heartbeat must not sort those of all nodes
         self._hops: deque[float] = deque(maxlen=_HOPS_KEPT)
 
     def round_trip(self, node: NodeId, seconds: float) -> None:
-        self._round_trips[node] = seconds
-        self._costs.latency = min(median(self._round_trips.values()) / 2, _MOST_LATENCY)
+        ordered = self._in_order
+        if self._round_trips.get(node) != seconds:
+            self.forget(node)
+            self._round_trips[node] = seconds
+            insort(ordered, seconds)
+        half = len(ordered) // 2
+        median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+        self._costs.latency = min(median / 2, _MOST_LATENCY)
 
     def forget(self, node: NodeId) -> None:
-        self._round_trips.pop(node, None)
+        seconds = self._round_trips.pop(node, None)
+        if seconds is not None:
+            del self._in_order[bisect_left(self._in_order, seconds)]
 
     def hop(self, seconds: float, granule: int, rate: float) -> None:
         """A receiver was complete this long after the receiver that fed it."""

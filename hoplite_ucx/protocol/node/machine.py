@@ -54,7 +54,8 @@ from hoplite_ucx.protocol.node.succession import Inheritance, Remains
 from hoplite_ucx.protocol.probation import Probation
 from hoplite_ucx.protocol.settings import GIB, Settings
 
-# The round trips of the last heartbeats, of which the quickest is reported.
+# The round trips of so many heartbeats, of which the quickest is reported. Fewer prove nothing: a directory that is
+# busy for a moment, as when all nodes join or put at once, answers all of them late.
 _ROUND_TRIPS_KEPT = 8
 
 
@@ -356,7 +357,8 @@ class NodeState:
                 self._leave_session()
             else:
                 self._beats_sent.append(self._context.now)
-                quickest = min(self._round_trips, default=0.0)
+                enough = len(self._round_trips) == _ROUND_TRIPS_KEPT
+                quickest = min(self._round_trips) if enough else 0.0
                 self._context.tell_directory(messages.Heartbeat(self.receiving.progress(), quickest))
 
     def _set_beat(self, at_least: float = 0.0) -> None:

@@ -1,5 +1,7 @@
 """What links cost, learned from transfers: samples that count, samples that do not, and what the model becomes."""
 
+from statistics import median
+
 from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import Costs
 from hoplite_ucx.protocol.directory.measured_costs import Measuring
@@ -25,6 +27,19 @@ def test_latency_is_half_the_median_of_the_quickest_round_trips() -> None:
     measured.forget(2)
     measured.round_trip(0, 0.002)
     assert costs.latency == 0.0015
+
+
+def test_the_median_follows_every_round_trip_that_changes() -> None:
+    measured, costs = measuring()
+    told: dict[int, float] = {}
+    for step in range(300):
+        node, seconds = step * 7 % 11, (step * 31 % 17 + 1) / 1000
+        if step % 13 == 0:
+            measured.forget(node)
+            told.pop(node, None)
+        measured.round_trip(node, seconds)
+        told[node] = seconds
+        assert costs.latency == median(told.values()) / 2
 
 
 def test_a_hop_is_the_latency_a_granule_and_the_hand_over() -> None:
@@ -150,9 +165,10 @@ def test_heartbeats_tell_the_round_trip() -> None:
 def test_a_node_tells_the_quickest_of_its_last_round_trips() -> None:
     n = NodeDriver()
     told = []
-    for beat, seconds in enumerate((0.010, 0.004, 0.006, 0.0), start=1):
+    busy = (0.3, 0.2, 0.1)  # all nodes joined at once, and the directory answered them one after the other
+    for beat, seconds in enumerate((*busy, 0.010, 0.004, 0.006, 0.007, 0.008, 0.009, 0.0), start=1):
         n.now = beat * n.settings.heartbeat
         told += n.sent(n.handle(Tick()), Heartbeat)
         n.now += seconds
         n.directory(Alive())
-    assert [round(heartbeat.round_trip, 6) for heartbeat in told] == [0.0, 0.010, 0.004, 0.004]
+    assert [round(heartbeat.round_trip, 6) for heartbeat in told] == [0.0] * 8 + [0.004] * 2
