@@ -2,9 +2,8 @@
 directory's process.
 
 An event's time is that of the machine, of its observers, and of sending what follows; heartbeats do not count, since
-they come whether anything is placed or not. Beside it, the directory says how many events of all kinds it has handled,
-and what its process took, with reading and decoding. It is processor time: on a machine that emulates many hosts, the
-clock would also count for how long others were in the way.
+they come whether anything is placed or not. It is processor time: on a machine that emulates many hosts, the clock
+would also count for how long others were in the way.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from time import process_time, thread_time
+from time import thread_time
 from types import MappingProxyType
 from typing import Any
 
 from hoplite_ucx.bench.harness.live_cluster import LiveCluster
 from hoplite_ucx.bench.hosts.places import Place
 
-__all__ = ["EVENTS", "EVENT_SECONDS", "PROCESS_SECONDS", "TimedCluster"]
+__all__ = ["EVENT_SECONDS", "TimedCluster"]
 
 EVENT_SECONDS = "event_seconds"
-EVENTS = "events"
-PROCESS_SECONDS = "process_seconds"
 
 
 class TimedCluster(LiveCluster):
@@ -53,7 +50,6 @@ def _main() -> int:
 
     class TimedServer(DirectoryServer):
         seconds = 0.0
-        events = 0
 
         def dispatch(self, event: DirectoryEvent) -> None:
             began = thread_time()
@@ -61,11 +57,9 @@ def _main() -> int:
             took = thread_time() - began
             routine = type(event) is Tick or (type(event) is FromNode and type(event.message) is Heartbeat)
             self.seconds += 0.0 if routine else took
-            self.events += 1
 
         def status(self) -> dict[str, Any]:
-            told = {EVENT_SECONDS: self.seconds, EVENTS: self.events, PROCESS_SECONDS: process_time()}
-            return {**super().status(), **told}
+            return {**super().status(), EVENT_SECONDS: self.seconds}
 
     async def serve(task: dict[str, Any]) -> Served:
         settings = of_directory(load().for_directory())

@@ -16,6 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from hoplite_ucx.cli.quantities import format_bandwidth, format_duration, format_size
+from hoplite_ucx.simulate.directory_costs import DirectoryCosts
 from hoplite_ucx.simulate.measure import Ending, Reduced, Result, StaticResult
 from hoplite_ucx.simulate.scenario import Pattern, Scenario
 
@@ -89,8 +90,14 @@ def reduce_report(scenario: Scenario, result: Reduced, static: Sequence[StaticRe
 def _title(what: str, scenario: Scenario) -> Text:
     shape = scenario.shape
     link = f"{format_bandwidth(shape.bandwidth)}, latency {format_duration(shape.latency)}"
-    delays = f"hand-over {format_duration(shape.handover)}, directory {format_duration(shape.directory_cost)} an event"
+    delays = f"hand-over {format_duration(shape.handover)}, {_directory(shape.directory_costs)}"
     return Text.assemble((what, "bold"), (f"\n{link}, {delays}\n", "dim"))
+
+
+def _directory(costs: DirectoryCosts) -> str:
+    if not costs:
+        return "directory without delay"
+    return f"directory {format_duration(costs.of_placement, 3)} a placement"
 
 
 def _headline(result: Result) -> Text:

@@ -30,6 +30,7 @@ from hoplite_ucx.cli.quantities import (
 from hoplite_ucx.cli.render_simulation import broadcast_report, gather_report, reduce_report
 from hoplite_ucx.simulate import measure
 from hoplite_ucx.simulate.cluster import Shape, VirtualCluster
+from hoplite_ucx.simulate.directory_costs import MEASURED, DirectoryCosts, costs_from, every_event
 from hoplite_ucx.simulate.measure import MakeCluster, Reduced, Result, StaticResult
 from hoplite_ucx.simulate.scenario import Arrivals, Kill, Pattern, Scenario, Span
 from hoplite_ucx.simulate.static import STATIC_ALLREDUCES, STATIC_REDUCTIONS, STATIC_TREES
@@ -46,12 +47,31 @@ Size = Annotated[int, typer.Option(parser=size_option, help="Size of each object
 Bandwidth = Annotated[float, typer.Option(parser=bandwidth_option, help="Rate of every host's network card.")]
 Latency = Annotated[float, typer.Option(parser=duration_option, help="Latency between any two hosts.")]
 Handover = Annotated[float, typer.Option(parser=duration_option, help="Delay until a received chunk can be forwarded.")]
+
+
+def directory_costs_option(text: str) -> DirectoryCosts:
+    """A word, a duration, or a file."""
+    if text == "measured":
+        return MEASURED
+    try:
+        return every_event(parse_duration(text))
+    except ValueError as error:
+        file = Path(text)
+        if not file.is_file():
+            raise typer.BadParameter(f"{text!r} is neither `measured` nor a file, and no duration: {error}") from None
+    try:
+        return costs_from(json.loads(file.read_text()))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{file} cannot be used: {error}") from None
+
+
 DirectoryCost = Annotated[
-    float,
+    DirectoryCosts,
     typer.Option(
-        parser=duration_option,
-        help="What the directory takes for an event, one after the other; by default what `hoplite bench directory` "
-        "measured.",
+        parser=directory_costs_option,
+        metavar="measured|DURATION|FILE",
+        help="What the directory takes for what it does, one after the other: what was measured for each kind of "
+        "message, the same for every event, or what `hoplite bench directory --json` wrote.",
     ),
 ]
 ArrivalsText = Annotated[
@@ -95,7 +115,7 @@ _SIZE: Any = "64MiB"
 _BANDWIDTH: Any = "1gbit"
 _LATENCY: Any = "100us"
 _HANDOVER: Any = "150us"
-_DIRECTORY_COST: Any = "145us"
+_DIRECTORY_COST: Any = "measured"
 
 
 @app.command()
@@ -297,13 +317,16 @@ class Costs:
     bandwidth: float
     latency: float
     handover: float
-    directory_cost: float
+    directory_costs: DirectoryCosts
 
 
 def _shape(nodes: int, size: int, costs: Costs, slow: list[str] | None) -> Shape:
     return Shape(
         nodes=nodes,
-        **asdict(costs),
+        bandwidth=costs.bandwidth,
+        latency=costs.latency,
+        handover=costs.handover,
+        directory_costs=costs.directory_costs,
         rates=dict(_rate(text) for text in slow or ()),
         memory=2 * nodes * size,  # enough for everything at once: a store that is full is another experiment
     )
@@ -431,7 +454,7 @@ def _figures(scenario: Scenario, result: Result) -> dict[str, Any]:
         "bandwidth": shape.bandwidth,
         "latency": shape.latency,
         "handover": shape.handover,
-        "directory_cost": shape.directory_cost,
+        "directory_cost": shape.directory_costs.as_dict(),
         "seed": scenario.seed,
         "gets": [
             {

@@ -37,6 +37,7 @@ from hoplite_ucx.protocol.settings import GIB
 from hoplite_ucx.simulate.clock import Clock
 from hoplite_ucx.simulate.directory import HOST as DIRECTORY_HOST
 from hoplite_ucx.simulate.directory import VirtualDirectory
+from hoplite_ucx.simulate.directory_costs import FREE, DirectoryCosts
 from hoplite_ucx.simulate.network import Endpoint, Network
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.provenance import Provenance
@@ -89,8 +90,8 @@ class Shape:
     latency: float = 100e-6
     handover: float = 150e-6
     sender_cost: float = 0.0
-    directory_cost: float = 0.0
-    """What the directory's process takes for an event; it handles one after the other."""
+    directory_costs: DirectoryCosts = FREE
+    """What the directory's process takes for what it does; it does one after the other."""
     rates: dict[int, float] = field(default_factory=dict)
     """Hosts whose NIC differs from `bandwidth`."""
     memory: int = 64 * GIB
@@ -116,14 +117,14 @@ class VirtualCluster:
             latency=shape.latency,
             handover=shape.handover,
             sender_cost=shape.sender_cost,
-            slot_cost=shape.directory_cost,  # a slot is bound in one event
+            slot_cost=shape.directory_costs.of_slot,
         )
         self.clock = Clock()
         jitter = (lambda: self.random.random() * shape.jitter) if shape.jitter else None
         self.network = Network(self.clock, shape.latency, sender_overhead=shape.sender_cost, jitter=jitter)
         self.network.add_host(DIRECTORY_HOST, _FAST, _FAST)
         self.handover = shape.handover
-        self.directory_cost = shape.directory_cost
+        self.directory_costs = shape.directory_costs
         self.put_rate = shape.put_rate
         self.put_pieces = shape.put_pieces
         self.observers: list[Observer] = []
@@ -143,7 +144,7 @@ class VirtualCluster:
             rate = shape.rates.get(index, shape.bandwidth)
             self.network.add_host(_host_name(index), rate, rate)
             # Heartbeats that cost something must not all come at one moment, as they would if all began together.
-            delay = index / shape.nodes * self.settings.heartbeat if shape.directory_cost else 0.0
+            delay = index / shape.nodes * self.settings.heartbeat if shape.directory_costs else 0.0
             self.slots.append(self._spawn(index, delay))
 
     # --- making nodes ------------------------------------------------------------------------------------------

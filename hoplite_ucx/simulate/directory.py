@@ -1,14 +1,14 @@
 """The virtual directory: the shell around one `Directory` machine, one session per node, and probes of their ports.
 
-Its process may take time for what it does (`directory_cost`, for a message, a lost session, a probe's answer or a
-wake-up): then it does one after the other, in the order in which they come.
+Its process may take time for what it does (`directory_costs`): then it does one after the other, in the order in which
+they come. What follows from an event is sent at once, and what it costs to send that is paid before the next event.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.driver import Driver
@@ -29,6 +29,7 @@ from hoplite_ucx.protocol.events import (
 from hoplite_ucx.protocol.ids import NodeId, Version
 from hoplite_ucx.protocol.messages import Heartbeat, Join, ToDirectory, ToNode
 from hoplite_ucx.simulate.clock import Clock, Handle, Waker
+from hoplite_ucx.simulate.directory_costs import DirectoryCosts
 from hoplite_ucx.simulate.network import Endpoint, Network
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.provenance import Provenance
@@ -37,6 +38,8 @@ from hoplite_ucx.tracing.directory_recorder import DirectoryRecorder
 
 HOST = "directory"
 
+_Work: TypeAlias = Callable[[], None]
+
 
 class Cluster(Protocol):
     """What a directory needs of the cluster that it is of."""
@@ -44,7 +47,7 @@ class Cluster(Protocol):
     clock: Clock
     network: Network
     settings: Settings
-    directory_cost: float
+    directory_costs: DirectoryCosts
     handover: float
     provenance: Provenance
 
@@ -65,9 +68,11 @@ class VirtualDirectory:
         self.recorder: DirectoryRecorder | None = None
         self.sessions: dict[NodeId, Endpoint] = {}
         self._endpoints: dict[Endpoint, None] = {}  # of sessions, and of those that have yet to join
-        self._queue: deque[Callable[[], None]] = deque()
+        self._queue: deque[tuple[float, _Work]] = deque()
         self._timer: Handle | None = None  # the end of the first of them
-        self._waker = Waker(self._clock, lambda: self._take(lambda: self.dispatch(Tick())))
+        self._free_at = 0.0  # when all is sent that followed from the last one that was done
+        self._woken = False  # a `Tick` waits
+        self._waker = Waker(self._clock, self._wake)
         self._driver = self._drive(machine)
 
     def _drive(self, machine: Directory) -> Driver[DirectoryEvent, DirectoryEffect]:
@@ -97,26 +102,45 @@ class VirtualDirectory:
 
     @property
     def backlog(self) -> float:
-        """How long it takes at most for what waits now."""
-        return len(self._queue) * self._cluster.directory_cost
+        """How long it takes at least for what waits now."""
+        return max(0.0, self._free_at - self._clock.now) + sum(cost for cost, _ in self._queue)
 
-    def _take(self, work: Callable[[], None]) -> None:
+    def _take(self, cost: float, work: _Work) -> None:
         """Do it as soon as all that came before is done."""
-        if not self._cluster.directory_cost:
+        costs = self._cluster.directory_costs
+        if not costs:
             work()
             return
-        self._queue.append(work)
-        if len(self._queue) == 1:
-            self._timer = self._clock.after(self._cluster.directory_cost, self._work)
+        sleeps = not self._queue and self._free_at <= self._clock.now
+        self._queue.append((cost + costs.wake_up if sleeps else cost, work))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._queue and self._timer is None:
+            begins = max(self._clock.now, self._free_at)
+            self._timer = self._clock.at(begins + self._queue[0][0], self._work)
 
     def _work(self) -> None:
-        work = self._queue.popleft()
-        self._timer = self._clock.after(self._cluster.directory_cost, self._work) if self._queue else None
+        _, work = self._queue.popleft()
+        self._timer = None
+        self._free_at = self._clock.now
         work()
+        self._go_on()
+
+    def _wake(self) -> None:
+        """Once: while it waits, every event says again that it is due."""
+        if not self._woken:
+            self._woken = True
+            self._take(self._cluster.directory_costs.of_others, self._tick)
+
+    def _tick(self) -> None:
+        self._woken = False
+        self.dispatch(Tick())
 
     def _close_sessions(self, *, reset: bool = True) -> None:
         """What came through them and was not looked at is lost with them."""
         self._queue.clear()
+        self._woken = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -139,6 +163,7 @@ class VirtualDirectory:
             return
         self._endpoints[endpoint] = None
         joined: list[NodeId] = []
+        costs = self._cluster.directory_costs
 
         def on_message(envelope: tuple[NodeId, ToDirectory]) -> None:
             node, message = envelope
@@ -158,8 +183,8 @@ class VirtualDirectory:
                 self.dispatch(SessionLost(joined[0]))
 
         endpoint.attach(
-            lambda envelope: self._take(lambda: on_message(envelope)),
-            lambda reason: self._take(lambda: on_closed(reason)),
+            lambda envelope: self._take(costs.of_received(envelope[1]), lambda: on_message(envelope)),
+            lambda reason: self._take(costs.of_others, lambda: on_closed(reason)),
         )
 
     def dispatch(self, event: DirectoryEvent) -> None:
@@ -186,6 +211,7 @@ class VirtualDirectory:
         self._cluster.directory_says(effect.node, effect.message)
         endpoint = self.sessions.get(effect.node)
         if endpoint is not None:
+            self._free_at += self._cluster.directory_costs.of_sent(effect.message)
             endpoint.send(effect.message)
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
@@ -199,7 +225,7 @@ class VirtualDirectory:
                 self.dispatch(result)
 
         self._cluster.directory_combines(effect.version)
-        self._clock.after(self._cluster.handover, self._take, answer)
+        self._clock.after(self._cluster.handover, self._take, self._cluster.directory_costs.of_others, answer)
 
     def _disconnect(self, effect: Disconnect) -> None:
         endpoint = self.sessions.pop(effect.node, None)
@@ -212,13 +238,13 @@ class VirtualDirectory:
         node = self._cluster.node_at(effect.address)
         there_and_back = 2 * self._cluster.network.latency(HOST, node.host)
         reachable = self._cluster.reachable(HOST, node.host) and self._cluster.reachable(node.host, HOST)
-        asker = self.machine
+        asker, cost = self.machine, self._cluster.directory_costs.of_others
 
         def answer(accepted: bool | None) -> None:
             if self.machine is asker:
                 self.dispatch(Probed(effect.node, accepted))
 
         if reachable and not (node.alive and node.stopped):
-            self._clock.after(there_and_back, lambda: self._take(lambda: answer(node.alive)))
+            self._clock.after(there_and_back, lambda: self._take(cost, lambda: answer(node.alive)))
         else:
-            self._clock.after(self._cluster.settings.probe, self._take, lambda: answer(None))
+            self._clock.after(self._cluster.settings.probe, self._take, cost, lambda: answer(None))
