@@ -214,6 +214,10 @@ class NodeState:
         holding = self.memory.segments.get(segment)
         return holding.version if holding is not None else None
 
+    def copy_of(self, ref: bytes) -> Holding | None:
+        """The copy of an object here that a get may return."""
+        return self.memory.complete_copy(ref)
+
     def combining(self) -> list[tuple[bytes, int, int]]:
         """What the slots of this node make: its ref, its segment and its size."""
         slots = self.reducing.slots.items()

@@ -604,7 +604,7 @@ class Agent:
         self._workers.dropped(version)
 
     def _copy_of(self, ref: bytes) -> Holding | None:
-        return self.machine.memory.complete_copy(ref)
+        return self.machine.copy_of(ref)
 
     def _unused_for(self, seconds: float) -> tuple[bytes, ...]:
         return tuple(self.machine.unused_since(now() - seconds, MAX_IDLE))
