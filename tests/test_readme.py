@@ -74,3 +74,14 @@ def test_the_demo_has_the_form_in_which_it_is_shown() -> None:
 def demo_forms(text: str) -> set[str]:
     """Of its lines; a line of another form stands for itself."""
     return {next((form for form in DEMO_FORMS if re.fullmatch(form, line)), line) for line in text.splitlines()}
+
+
+def test_the_speed_ups_are_those_of_the_applications() -> None:
+    root = Path(__file__).parents[1]
+    told = re.findall(r"(SGD|IMPALA|A3C|ensemble serving) (\d+\.\d) ×", (root / "README.md").read_text())
+    page = (root / "docs" / "applications.md").read_text()
+    measured = re.findall(r"^\| (\w+), [\d.]+ MiB, 16 nodes .*?\*\*(\d+\.\d\d) ×\*\*", page, re.MULTILINE)
+    rounded = {name: float(times) for name, times in measured}
+    assert {name.split()[-1].lower() for name, _ in told} == rounded.keys() - {"weight_sync"}
+    for name, times in told:
+        assert float(times) == pytest.approx(rounded[name.split()[-1].lower()], abs=0.051)
