@@ -36,8 +36,11 @@ def broadcast_report(scenario: Scenario, result: Result, static: Sequence[Static
     yield _title(f"broadcast of {format_size(scenario.size)} from {source} to {_hosts(receivers)}", scenario)
     yield _headline(result)
     yield from _incidents(scenario, result)
-    tree = _tree(scenario, result, result.edges, " → ") if result.edges else ""
-    yield Padding(tree, (1, 0, 1, 2), expand=False)
+    if result.cut:
+        yield Text(f"    in {result.cut} stripes, each along a tree of its own\n")
+    if result.edges or not result.cut:
+        tree = _tree(scenario, result, result.edges, " → ") if result.edges else ""
+        yield Padding(tree, (1, 0, 1, 2), expand=False)
     yield _receivers(result)
     if result.again is not None:
         yield Text.assemble("\nput again, and all hosts asked again: ", _verdict(result.again))

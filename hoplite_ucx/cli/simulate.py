@@ -468,6 +468,7 @@ def _figures(scenario: Scenario, result: Result) -> dict[str, Any]:
             for ending in result.endings
         ],
         "tree": result.edges,
+        "cut": result.cut,
         "moves": [asdict(move) for move in result.moves],
         "killed": [asdict(killed) for killed in result.killed],
         "unanswered": result.unanswered,

@@ -9,12 +9,15 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
+from hoplite_ucx.protocol.messages import BIND_ALIGNMENT
 from hoplite_ucx.protocol.settings import Settings
 
 # A pipeline of `depth` hops then spends about 1/32 of the transfer filling itself.
 _GRANULES_PER_HOP = 32
 # Whole pages: a chunk that ends in the middle of an element leaves a few bytes for a frame of their own.
 _GRANULE_ALIGNMENT = 4096
+# Requests for one object wait for this part of its transfer for others, so as to be placed together.
+CROWD_PATIENCE = 0.01
 
 
 @dataclass(slots=True)
@@ -75,6 +78,24 @@ def choose_stripes(size: int, count: int, bandwidth: float, settings: Settings) 
     # Cards that receive terms receive the target too, so combining takes a transfer longer than alone.
     tree = combining + size / bandwidth + _spreading(size, count - 1, bandwidth, costs) + count * settings.slot_cost
     return stripes if duration(stripes) < tree else 1
+
+
+def choose_cut(size: int, crowd: int, bandwidth: float, costs: Costs) -> int:
+    """Into how many stripes to cut an object that so many hosts ask for together; 1 if they should be placed one behind
+    the other. Each host sends one stripe to as many others as there are stripes, in turns, so that a hop takes a
+    granule for each; but there are only as many hops as the tree is high."""
+    settings = costs.settings
+    stripes = min(settings.stripes, size // BIND_ALIGNMENT)
+    if stripes < 2 or crowd < settings.crowd:
+        return 1
+    if not settings.depth_cost:
+        return stripes
+    granule = min(choose_granule(size, crowd, bandwidth, settings), size // stripes)
+    transfer = size / bandwidth
+    hops = 1 + math.ceil(math.log(crowd, stripes))
+    in_stripes = CROWD_PATIENCE * transfer + hops * hop_delay(stripes * granule, bandwidth, costs)
+    plainly = _spreading(size, crowd, bandwidth, costs)
+    return stripes if plainly > max(settings.depth_cost / 100 * transfer, in_stripes) else 1
 
 
 def _best_tree(size: int, count: int, bandwidth: float, costs: Costs) -> tuple[int, float]:

@@ -436,8 +436,12 @@ BIND_ALIGNMENT = 64
 """No element is larger, and none is split: slots and stripes begin at its multiples."""
 
 
+MAX_CUT = 64
+"""Stripes into which a complete object is cut."""
+
+
 class Stripe(Struct, frozen=True, array_like=True):
-    """A piece of a striped target, made as an object of its own."""
+    """A piece of an object, made or spread as an object of its own."""
 
     version: Version
     size: Annotated[int, Meta(ge=1, lt=1 << 62)]
@@ -453,6 +457,21 @@ class Assemble(_ToNode, frozen=True):
     stripes: Annotated[tuple[Stripe, ...], Meta(min_length=1, max_length=_MAX_LIST)]
     sealed: bool = False
     origin: Origin | None = None
+
+
+class Cut(_ToNode, frozen=True):
+    """Of this version you have all bytes: let others pull its stripes, which follow each other in it."""
+
+    version: Version
+    size: Bytes
+    stripes: Annotated[tuple[Stripe, ...], Meta(min_length=2, max_length=MAX_CUT)]
+
+    def __post_init__(self) -> None:
+        refs = {self.version.ref, *(stripe.version.ref for stripe in self.stripes)}
+        if len(refs) <= len(self.stripes):
+            raise ValueError("a stripe is named twice, or is of itself")
+        if (total := sum(stripe.size for stripe in self.stripes)) != self.size:
+            raise ValueError(f"stripes of {total} bytes do not fill {self.size}")
 
 
 class Bind(_ToNode, frozen=True):
@@ -645,6 +664,7 @@ ToNode: TypeAlias = (
     | PutRefused
     | Place
     | Assemble
+    | Cut
     | Inline
     | Failed
     | Drop

@@ -249,6 +249,35 @@ class Settings(Struct, frozen=True, array_like=True):
             1024,
         ),
     ] = 16
+    crowd: Annotated[
+        Amount,
+        Count(
+            "So many hosts that ask for one object at about the same time get it in stripes, if that is quicker: along "
+            "trees in which each of them sends one stripe to others. Fewer hosts are placed one behind the other. In "
+            "clusters with more hosts than this, requests that follow another one closely wait for more, for up to 1 % "
+            "of the transfer.",
+            2,
+            1_000_000,
+        ),
+    ] = 24
+    stripes: Annotated[
+        Amount,
+        Count(
+            "Into how many stripes such an object is cut, and how many hosts each of them sends its stripe to. More "
+            "make trees flatter and each hop slower. 1 cuts none.",
+            1,
+            64,
+        ),
+    ] = 8
+    depth_cost: Annotated[
+        Amount,
+        Count(
+            "What the hops of a chain or a tree may cost a crowd, in percent of the transfer, before its object is cut "
+            "into stripes. 0 cuts it for every crowd, even if that is slower.",
+            0,
+            100,
+        ),
+    ] = 3
 
     def scaled(self, factor: float) -> Settings:
         """All timers shorter or longer together; costs and limits as they are."""

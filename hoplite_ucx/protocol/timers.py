@@ -32,6 +32,11 @@ class Timers:
             self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
 
+    def set_no_later(self, key: Hashable, at: float) -> None:
+        """Like `set`, but a timer that is due earlier stays."""
+        if self._due.get(key, at) >= at:
+            self.set(key, at)
+
     def set_if_absent(self, key: Hashable, at: float) -> None:
         if key not in self._due:
             self.set(key, at)

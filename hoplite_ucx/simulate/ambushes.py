@@ -1,13 +1,13 @@
 """The ambushes of chaos: faults that wait for the moment at which they hurt most.
 
 A run has at most one (see `Ambush`). It watches the messages between the directory and the nodes, strikes once (for
-slots a few times), and is over.
+slots and crowds a few times), and is over.
 """
 
 from __future__ import annotations
 
 from hoplite_ucx.protocol.ids import NodeId, identity_of
-from hoplite_ucx.protocol.messages import Bind, Bound, Completed, Place, ToDirectory, ToNode
+from hoplite_ucx.protocol.messages import Assemble, Bind, Bound, Completed, Place, ToDirectory, ToNode
 from hoplite_ucx.simulate.drawing import BANDWIDTH, Ambush, Draw
 from hoplite_ucx.simulate.faults import Faults
 from hoplite_ucx.simulate.node import VirtualNode
@@ -38,6 +38,8 @@ class Ambushes:
             self._at_placement(self._cluster.nodes[identity_of(node)], message)
         elif self.waiting is Ambush.TRANSFER and isinstance(message, Place):
             self._at_transfer(message)
+        elif self.waiting is Ambush.CROWD and isinstance(message, Assemble):
+            self._at_crowd(self._cluster.nodes[identity_of(node)], message)
 
     def node_says(self, node: VirtualNode, message: ToDirectory) -> None:
         if self.waiting is Ambush.COMPLETION and isinstance(message, Completed):
@@ -51,6 +53,26 @@ class Ambushes:
         if number is not None:
             self.waiting = None
             self._stage.later(self._random.random() * message.size / BANDWIDTH, self._users.delete, number)
+
+    def _at_crowd(self, node: VirtualNode, message: Assemble) -> None:
+        """While an object comes in stripes, one of its hosts dies, or one that has all of it, or the directory; or the
+        object is deleted."""
+        rng = self._random
+        if rng.random() < 0.5:
+            return
+        moment = rng.random() * 1.5 * message.size / BANDWIDTH
+        number = self._stage.number_of(message.version.ref)
+        victims = [node, *self._complete_elsewhere(message.version.ref, node)]
+        kind = rng.random()
+        if kind < 0.7:
+            self._stage.later(moment, self._faults.kill_node, rng.choice(victims))
+        elif kind < 0.85 or number is None:
+            self._stage.later(moment, self._faults.crash_directory, 0.001)
+        else:
+            self._stage.later(moment, self._users.delete, number)
+        self._victims_left -= 1
+        if not self._victims_left:
+            self.waiting = None
 
     def _at_completion(self, node: VirtualNode, message: Completed) -> None:
         """The only other complete copy dies, and the report of the new one is delayed: does the directory declare a

@@ -5,6 +5,7 @@ ranges that its sender's segment had when it was read. So whatever mixes version
 memory shows as a wrong token, without a byte being copied.
 """
 
+from bisect import bisect_left
 from typing import TypeAlias
 
 Span: TypeAlias = tuple[int, int, int]
@@ -26,9 +27,13 @@ class Content:
         if start >= end:
             return
         spans = self.spans
-        if spans and spans[-1][1] == start and spans[-1][2] == token:  # a stream that goes on: the common case
-            spans[-1] = (spans[-1][0], end, token)
-            return
+        after = bisect_left(spans, (start,))
+        if after:
+            low, high, before = spans[after - 1]
+            grows = high == start and before == token
+            if grows and (after == len(spans) or spans[after][0] > end):  # a stream that goes on: the common case
+                spans[after - 1] = (low, end, token)
+                return
         kept: list[Span] = []
         for low, high, old in spans:
             if low < start:
@@ -41,8 +46,9 @@ class Content:
     def read(self, start: int, end: int) -> list[Span]:
         """What stands between `start` and `end`, holes included."""
         spans = self.spans
-        if len(spans) == 1 and spans[0][0] <= start < end <= spans[0][1]:  # what one stream wrote: the common case
-            return [(start, end, spans[0][2])]
+        after = bisect_left(spans, (start + 1,))
+        if after and start < end <= spans[after - 1][1]:  # what one stream wrote: the common case
+            return [(start, end, spans[after - 1][2])]
         found: list[Span] = []
         position = start
         for low, high, token in spans:

@@ -41,9 +41,11 @@ class Ambush(enum.Enum):
     DIRECTORY = "directory"
     LEAVING = "leaving"
     """No fault: nodes leave on purpose. Only where it is asked for, so that seeds keep their meaning."""
+    CROWD = "crowd"
+    """Hosts of stripes that were cut for a crowd. Likewise only where it is asked for."""
 
 
-_DRAWN = [ambush for ambush in Ambush if ambush is not Ambush.LEAVING]
+_DRAWN = [ambush for ambush in Ambush if ambush not in (Ambush.LEAVING, Ambush.CROWD)]
 
 
 class Draw:
@@ -60,7 +62,7 @@ class Draw:
             self.ambush, tight = focus, False  # where there is no room, nobody can take anything over
         elif focus is not None:
             self.stormy, self.ambush = True, focus
-        if self.ambush is Ambush.SLOT:
+        if self.ambush in (Ambush.SLOT, Ambush.CROWD):
             self.largest = 12 * self.granule  # long enough to die in the middle, with room for other copies
             tight = False
         rates = {i: BANDWIDTH * rng.choice((0.25, 0.5)) for i in range(self.nodes) if rng.random() < 0.15}
@@ -73,9 +75,11 @@ class Draw:
             memory=int(self.largest * rng.choice((1.2, 2.5, 4))) if tight else 1 << 40,
             streams=rng.choice((1, 2, 4, 256)),
             # A transfer's ambush hurts most where memory is taken again at once, and streams are slow to close.
-            put_rate=4e9 if self.ambush in (Ambush.TRANSFER, Ambush.SLOT) else rng.choice((4e9, 50e6, 5e6)),
+            put_rate=4e9
+            if self.ambush in (Ambush.TRANSFER, Ambush.SLOT, Ambush.CROWD)
+            else rng.choice((4e9, 50e6, 5e6)),
             put_pieces=4,
-            jitter=rng.choice((0.0, 1e-3, 10e-3)),
+            jitter=rng.choice((0.0, 0.0, 1e-3) if self.ambush is Ambush.CROWD else (0.0, 1e-3, 10e-3)),
             close_delay=20e-3 if self.ambush is Ambush.TRANSFER else rng.choice((200e-6, 20e-3)),
             tight=tight,
         )
@@ -91,6 +95,13 @@ class Draw:
             max_granule=self.granule,
             slot_cost=0.0,
         )
+        # From generators of their own: all else is drawn as it was before there were crowds.
+        self.crowds = random.Random(f"crowds {seed}")
+        rushes = self.crowds.choice((0, 0, 1, 2)) if self.ambush is not Ambush.CROWD else 3
+        if rushes:
+            settings = msgspec.structs.replace(
+                settings, crowd=2, stripes=self.crowds.choice((2, 3, 4)), depth_cost=0, regroup=0.05
+            )
         seed_of_cluster = rng.getrandbits(32)
         self._refs = 0
         self.plain = [self._new_ref() for _ in range(rng.randint(1, 4))]
@@ -100,9 +111,11 @@ class Draw:
         self.targets = self._some_targets() if reductions and rng.random() < often else {}
         self.sources = [ref for ref in self._sizes if ref not in self.plain]
         self.refs = [*self.plain, *self.sources, *self.targets]
+        self.rushed = [self._new_ref() for _ in range(rushes)]  # objects that many nodes get at one moment
+        self._sizes |= {ref: self.crowds.randint(self.granule, self.largest) for ref in self.rushed}
         self.crashes = rng.choice((0, 0, 2))
         # Users put again what was lost, at once; without that these ambushes have no second act.
-        self.retries = self.ambush in (Ambush.PLACEMENT, Ambush.TRANSFER) or rng.random() < 0.7
+        self.retries = self.ambush in (Ambush.PLACEMENT, Ambush.TRANSFER, Ambush.CROWD) or rng.random() < 0.7
         # From a generator of their own: all else is drawn as it was before machines were made to raise.
         self.traps = random.Random(f"traps {seed}")
         self.raises = self.traps.choice((0, 0, 0, 1, 2, 4)) if self.stormy else 0

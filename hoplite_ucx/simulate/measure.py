@@ -11,14 +11,16 @@ checked byte for byte before it counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias, TypeVar
 
 from hoplite_ucx.protocol.errors import Failure
 from hoplite_ucx.protocol.events import ContributorsAre, Got, PutDone
 from hoplite_ucx.protocol.ids import CallId, NodeId, Version, identity_of
-from hoplite_ucx.protocol.messages import Bind, Place, ToDirectory, ToNode
+from hoplite_ucx.protocol.messages import Assemble, Bind, Cut, Place, ToDirectory, ToNode
 from hoplite_ucx.simulate.cluster import Call, Shape, VirtualCluster
 from hoplite_ucx.simulate.node import VirtualNode
 from hoplite_ucx.simulate.scenario import Kill, Pattern, Scenario
@@ -101,6 +103,8 @@ class Result:
     events: int
     loss: Loss | None = None
     again: Result | None = None
+    cut: int = 0
+    """How many stripes a crowd got the object in, if it was cut; the edges are those of hosts that got it whole."""
 
     @property
     def seconds(self) -> float:
@@ -327,6 +331,17 @@ def _settle(cluster: VirtualCluster, calls: list[Call]) -> None:
     cluster.clock.run(until=cluster.clock.now + cluster.directory.backlog)
 
 
+@contextlib.contextmanager
+def _seldom_collecting() -> Iterator[None]:
+    """A run makes millions of chunks and hardly a cycle: to look for cycles as often as usual takes a third of it."""
+    usual = gc.get_threshold()
+    gc.set_threshold(1_000_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Get:
     """Who asks for what, and when; `host` is whom the result speaks of."""
@@ -356,6 +371,7 @@ class _Run:
         self._senders: dict[tuple[int, bytes], int] = {}
         self._moves: list[Move] = []
         self._killed: dict[int, float] = {}
+        self._cut = 0
 
     def measure(self, gets: list[_Get]) -> Result:
         events = self._play(gets)
@@ -367,6 +383,7 @@ class _Run:
             killed=tuple(Killed(host, at, self._noticed_after(host, at)) for host, at in self._killed.items()),
             unanswered=tuple(get.host for get in self._pending),
             events=events,
+            cut=self._cut,
         )
 
     def _edges(self) -> tuple[tuple[int, int], ...]:
@@ -391,7 +408,8 @@ class _Run:
         nodes = scenario.shape.nodes
         last_arrival = self._began + max(scenario.arrivals.times(nodes, self._limit, scenario.seed))
         horizon = last_arrival + nodes * scenario.size / slowest + _PATIENCE
-        events = cluster.clock.run(unless=lambda: not self._pending or cluster.clock.now >= horizon)
+        with _seldom_collecting():
+            events = cluster.clock.run(unless=lambda: not self._pending or cluster.clock.now >= horizon)
         cluster.observers.remove(self)
         for handle in handles:
             handle.cancel()
@@ -434,6 +452,10 @@ class _Run:
             self._pending.pop(get, None)
 
     def directory_says(self, node: NodeId, message: ToNode) -> None:
+        if isinstance(message, Assemble):
+            self._senders.pop((self._hosts[identity_of(node)], message.version.ref), None)
+        if isinstance(message, Cut):
+            self._cut = len(message.stripes)
         if not isinstance(message, Place):
             return
         host, sender = self._hosts[identity_of(node)], self._hosts[identity_of(message.sender)]

@@ -20,10 +20,11 @@ from hoplite_ucx.protocol.directory.retiring import Retiring
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.events import NodeEffect
 from hoplite_ucx.protocol.ids import CallId, NodeId, Version
-from hoplite_ucx.protocol.messages import Eviction, ObjectState, Polled
+from hoplite_ucx.protocol.messages import Eviction, ObjectState, Place, Polled
 from hoplite_ucx.protocol.node.calls import PendingPut
 from hoplite_ucx.protocol.node.context import OpenPoll
-from hoplite_ucx.protocol.node.memory import Holding, Phase
+from hoplite_ucx.protocol.node.incoming import Fetch, Incoming
+from hoplite_ucx.protocol.node.memory import Holding, Input, Phase
 from hoplite_ucx.protocol.node.succession import Remains
 from hoplite_ucx.simulate.cluster import VirtualCluster
 from hoplite_ucx.simulate.drawing import Ambush
@@ -229,6 +230,93 @@ class _AsksOnce(NodeState):
         self._retiring = retiring
 
 
+class _StripesInARing(Broadcast):
+    """Places a host that lost the sender of a stripe behind its own descendants in that stripe."""
+
+    def _is_rooted(self, *nodes: NodeId) -> bool:
+        return self.whole > self.size or super()._is_rooted(*nodes)
+
+
+class _ResumesAtAnotherStripe(NodeState):
+    """Resumes a stripe where the furthest of its object's stripes is."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        resume = self.receiving.open
+
+        def resume_further(fetch: Fetch, placement: Place, sink: Holding | Input) -> Incoming:
+            whole = sink.parent if isinstance(sink, Holding) else None
+            if whole is not None and sink.watermark:
+                beside = [h.watermark for h in self.memory.segments.values() if h.parent is whole]
+                sink.watermark = min(sink.size - 1, max(beside))
+            return resume(fetch, placement, sink)
+
+        self.receiving.open = resume_further  # type: ignore[method-assign]
+
+
+class _LeavesAHole(NodeState):
+    """Takes an object for complete when all stripes that were placed are, though others never were."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        assembling, arrived = self.fetching.assembling, self.fetching.assembling.arrived
+
+        def arrived_if_placed(target: bytes, stripe: bytes) -> None:
+            left = assembling.assemblies[target].left
+            fetches = {ref: self.fetching.fetches.of_store(ref) for ref in left if ref != stripe}
+            if all(fetch is not None and fetch.placement is None for fetch in fetches.values()):
+                for ref in fetches:
+                    del left[ref]
+            arrived(target, stripe)
+
+        assembling.arrived = arrived_if_placed  # type: ignore[method-assign]
+
+
+class _MixesVersions(NodeState):
+    """Goes on with what it had of every stripe when an object was lost and the next one comes under its name."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        assembling, fetches = self.fetching.assembling, self.fetching.fetches
+        end, begin = assembling.end, assembling.open
+        kept: dict[bytes, tuple[Version, list[int]]] = {}
+
+        def end_and_remember(target: bytes) -> None:
+            if (assembly := assembling.assemblies.get(target)) is not None:
+                windows = [self.memory.get(stripe.version) for stripe in assembly.message.stripes]
+                kept[target] = (assembly.message.version, [w.watermark if w is not None else 0 for w in windows])
+            end(target)
+
+        def begin_further(fetch: Fetch) -> None:
+            begin(fetch)
+            version, watermarks = kept.pop(fetch.ref, (None, []))
+            message = assembling.assemblies[fetch.ref].message
+            for stripe, watermark in zip(message.stripes, watermarks, strict=False):
+                piece = fetches.of_store(stripe.version.ref)
+                if version != message.version and piece is not None and isinstance(piece.sink, Holding):
+                    piece.sink.watermark = min(watermark, stripe.size - 1)
+
+        assembling.end = end_and_remember  # type: ignore[method-assign]
+        assembling.open = begin_further  # type: ignore[method-assign]
+
+
+class _ForgetsReaders(NodeState):
+    """Frees the window of a stripe that is over while another node still reads it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        release = self.memory.release
+
+        def release_early(holding: Holding) -> None:
+            serves = holding.serves
+            if holding.piece:
+                holding.serves = 0
+            release(holding)
+            holding.serves = serves
+
+        self.memory.release = release_early  # type: ignore[method-assign]
+
+
 def _with_retiring(retiring: type[Retiring]) -> type[VirtualCluster]:
     directory = type("MutantDirectory", (Directory,), {"retiring_type": retiring})
     return type("MutantCluster", (VirtualCluster,), {"directory_machine": directory})
@@ -281,4 +369,9 @@ MUTANTS: dict[str, Mutant] = {
     "leaves-at-once": Mutant(lambda: _with_retiring(_LeavesAtOnce), Ambush.LEAVING),
     "trusts-leavers": Mutant(lambda: _with_broadcast(_TrustsLeavers), Ambush.LEAVING),
     "retires-in-one-session": Mutant(lambda: _with_node(_AsksOnce), Ambush.LEAVING),
+    "stripes-in-a-ring": Mutant(lambda: _with_broadcast(_StripesInARing), Ambush.CROWD),
+    "resumes-at-another-stripe": Mutant(lambda: _with_node(_ResumesAtAnotherStripe), Ambush.CROWD),
+    "leaves-a-hole": Mutant(lambda: _with_node(_LeavesAHole), Ambush.CROWD),
+    "mixes-versions-of-stripes": Mutant(lambda: _with_node(_MixesVersions), Ambush.CROWD),
+    "forgets-readers-of-stripes": Mutant(lambda: _with_node(_ForgetsReaders), Ambush.CROWD),
 }

@@ -26,6 +26,9 @@ HostName: TypeAlias = int | str
 Reason: TypeAlias = Literal["closed", "reset"]
 Args = TypeVarTuple("Args")
 
+# Demands are sums that were added to and subtracted from: so much is rounding.
+_ENOUGH = 1 + 1e-9
+
 
 class _Port:
     """One direction of a NIC, and the flows that hold a share of it."""
@@ -33,9 +36,20 @@ class _Port:
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.flows: dict[Flow, None] = {}
+        self.demand = 0.0  # what its flows could take together, if only caps and empty ports limited them
         # Scratch of one progressive filling: capacity not given away yet, and the flows that still wait for a rate.
         self.room = 0.0
         self.unsettled = 0
+
+    def is_contended(self) -> bool:
+        """Whether its flows must share it. A port that has enough for all of them limits none."""
+        return self.demand > self.capacity * _ENOUGH
+
+    def forget_idle(self) -> None:
+        """Idle flows lose their place, here and at their other port. That one needs no visit: a flow that runs dry at a
+        contended port has both of its ports touched."""
+        for flow in [flow for flow in self.flows if not flow._sending]:
+            flow._detach()
 
 
 class _Host:
@@ -86,6 +100,7 @@ class Flow:
         self._up = up
         self._down = down
         self._cap = cap
+        self._most = 0.0  # what it could take of its ports alone, while it holds a share of them
         self._queue: deque[tuple[float, Callable[..., object], tuple[Any, ...]]] = deque()
         self._timer: Handle | None = None  # the head's completion, or the end of its overhead
         self._sending = False  # the head's overhead is paid; its bytes go as fast as the ports let them
@@ -172,30 +187,43 @@ class Flow:
             self._begin()
         else:
             self._sending = False
-            up, down = self._up, self._down
-            if len(up.flows) > 1 or len(down.flows) > 1:
-                self._network._touch(up, down)
+            if self._is_contended():
+                self._network._touch(self._up, self._down)
         on_sent(*args)
 
     def _join(self) -> None:
-        up, down = self._up, self._down
-        up.flows[self] = down.flows[self] = None
+        self._up.flows[self] = self._down.flows[self] = None
         self._joined = True
-        if len(up.flows) == 1 and len(down.flows) == 1:
-            self._set_rate(min(up.capacity, down.capacity, self._cap))
+        self._demand()
+        if self._is_contended():
+            self._network._touch(self._up, self._down)
         else:
-            self._network._touch(up, down)
+            self._set_rate(self._most)
+
+    def _demand(self) -> None:
+        """Count in its ports what it could take of them."""
+        up, down = self._up, self._down
+        change = min(up.capacity, down.capacity, self._cap) - self._most
+        self._most += change
+        up.demand += change
+        down.demand += change
+
+    def _is_contended(self) -> bool:
+        return self._up.is_contended() or self._down.is_contended()
 
     def _leave(self) -> None:
         if self._sending:
             self._set_rate(0.0)
+        contended = self._is_contended()
         self._detach()
-        up, down = self._up, self._down
-        if up.flows or down.flows:
-            self._network._touch(up, down)
+        if contended:
+            self._network._touch(self._up, self._down)
 
     def _detach(self) -> None:
-        del self._up.flows[self], self._down.flows[self]
+        for port in (self._up, self._down):
+            del port.flows[self]
+            port.demand = port.demand - self._most if port.flows else 0.0
+        self._most = 0.0
         self._joined = False
         self._rate = 0.0
 
@@ -393,6 +421,8 @@ class Network:
         nic = self._hosts[host]
         nic.up.capacity = _checked("up", up)
         nic.down.capacity = _checked("down", down)
+        for flow in (*nic.up.flows, *nic.down.flows):
+            flow._demand()
         self._touch(nic.up, nic.down)
 
     def latency(self, source: HostName, target: HostName) -> float:
@@ -480,28 +510,32 @@ class Network:
         """Give all flows their fair rate that share ports, directly or through others, with those touched."""
         if self._touched:
             touched, self._touched = self._touched, {}
+            for port in touched:
+                port.forget_idle()
             seen: set[_Port] = set()
             for port in touched:
-                if port.flows and port not in seen:
-                    ports, flows = _component(port, seen)
-                    for flow, rate in _fair_rates(ports, flows).items():
-                        flow._set_rate(rate)
+                for start in (port, *(other for flow in port.flows for other in (flow._up, flow._down))):
+                    if start not in seen and start.is_contended():
+                        ports, flows = _component(start, seen)
+                        for flow, rate in _fair_rates(ports, flows).items():
+                            flow._set_rate(rate)
+                for flow in port.flows:
+                    if not flow._is_contended():
+                        flow._set_rate(flow._most)
 
 
 def _component(start: _Port, seen: set[_Port]) -> tuple[list[_Port], list[Flow]]:
-    """The ports and active flows connected with a port; idle flows met on the way lose their place."""
+    """The contended ports that are connected with one, through others of them, and their active flows. A port that has
+    enough for all limits no flow, whatever the others do, so that nothing beyond it changes."""
     ports = [start]
     seen.add(start)
     flows: dict[Flow, None] = {}
     for port in ports:
-        for flow in list(port.flows):
-            if not flow._sending:
-                # Its other port needs no visit: a flow that runs dry in company has both of its ports touched.
-                flow._detach()
-                continue
+        port.forget_idle()
+        for flow in port.flows:
             flows[flow] = None
             for other in (flow._up, flow._down):
-                if other not in seen:
+                if other not in seen and other.is_contended():
                     seen.add(other)
                     ports.append(other)
     return ports, list(flows)
@@ -510,19 +544,22 @@ def _component(start: _Port, seen: set[_Port]) -> tuple[list[_Port], list[Flow]]
 def _fair_rates(ports: list[_Port], flows: list[Flow]) -> dict[Flow, float]:
     """Max-min fairness by progressive filling: all rates rise together, and each stops at the first limit it meets."""
     rates: dict[Flow, float] = {}
+    for flow in flows:
+        for port in (flow._up, flow._down):
+            port.room, port.unsettled = inf, len(port.flows)  # a port that is not contended
     for port in ports:
         port.room = port.capacity
         port.unsettled = len(port.flows)
     while flows:
         level = min(port.room / port.unsettled for port in ports if port.unsettled)
         # Caps first: a flow held by its cap leaves the others of its ports more than this level.
-        stopped = [flow for flow in flows if flow._cap <= level] or [
+        stopped = [flow for flow in flows if flow._most <= level] or [
             flow
             for flow in flows
             if flow._up.room / flow._up.unsettled <= level or flow._down.room / flow._down.unsettled <= level
         ]
         for flow in stopped:
-            rates[flow] = rate = min(flow._cap, level)
+            rates[flow] = rate = min(flow._most, level)
             for port in (flow._up, flow._down):
                 port.room = max(0.0, port.room - rate)
                 port.unsettled -= 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Protocol
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
@@ -431,8 +432,13 @@ class VirtualNode:
         if receiving is None or receiving.closed:
             self.clock.after(0.0, self.dispatch, ServeClosed(effect.stream))
             return
-        flow = self.cluster.network.open_flow(self.host, receiving.host)
-        serving = Serving(self, effect, self.segments[effect.segment], receiving, flow)
+        segment = self.segments[effect.segment]
+        request = self.machine.request_of(effect.stream)
+        # One of the streams that share a card: it has its part, and what others leave is not counted on.
+        paced = request is not None and segment.whole is not None and not effect.rank
+        cap = request.rate if request is not None and paced else inf
+        flow = self.cluster.network.open_flow(self.host, receiving.host, cap)
+        serving = Serving(self, effect, segment, receiving, flow)
         self.serving[effect.stream] = serving
         serving.pump()
 

@@ -55,6 +55,9 @@ def _broadcast(tree: StaticTree, *, at_once: bool) -> type[Broadcast]:
             super().__init__(*args, **kwargs)
             self._seats: dict[int, NodeId] = {}
 
+        def may_be_cut(self) -> bool:
+            return False
+
         def _turn(self, receiver: Receiver) -> tuple[int, int, int]:
             return 0, 0, receiver.order
 

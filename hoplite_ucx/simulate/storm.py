@@ -54,6 +54,10 @@ class DrawnStorm:
         if draw.stormy:
             for _ in range(rng.randint(1, 6)):
                 clock.at(start + rng.random() * STORM, rng.choice(self._faults.actions()))
+        for ref in draw.rushed:
+            moment = start + draw.crowds.random() * (STORM - 0.4)
+            clock.at(moment, users.put, ref, draw.crowds.randrange(draw.nodes))
+            clock.at(moment + draw.crowds.choice((0.1, 0.3)), users.rush, ref)
         for _ in range(draw.raises):
             clock.at(start + draw.traps.random() * STORM, self._faults.raise_somewhere)
 

@@ -46,6 +46,12 @@ class Users:
         if self._cluster.slots[index].alive:
             self._stage.do(Get(index, ref))
 
+    def rush(self, ref: int) -> None:
+        """Most nodes get it at the same moment, and perhaps some a little later."""
+        rng = self._draw.crowds
+        for index in rng.sample(range(self._draw.nodes), rng.randint(3, self._draw.nodes)):
+            self._stage.later(rng.choice((0.0, 0.0, 0.0, 0.0, 0.02)), self.get, ref, index)
+
     def reduce(self, target: int) -> None:
         index = self._some_living_node()
         if index is not None:

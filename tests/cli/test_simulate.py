@@ -23,8 +23,14 @@ def test_the_demo_tells_what_happened() -> None:
 
 
 def test_a_long_chain_stays_on_one_line() -> None:
+    result = simulate("broadcast", "--nodes", "24", "--size", "64MiB")
+    assert "0 → 1 → 2 → … → 23   (24 hosts)" in result.output
+
+
+def test_a_crowd_gets_stripes() -> None:
     result = simulate("broadcast", "--nodes", "32", "--size", "64MiB")
-    assert "0 → 1 → 2 → … → 31   (32 hosts)" in result.output
+    assert "in 8 stripes, each along a tree of its own" in result.output
+    assert "→" not in result.output
 
 
 def test_a_shallow_tree_is_drawn_with_branches() -> None:

@@ -319,7 +319,7 @@ def test_a_report_in_a_flush_costs_the_same_however_many_receivers_there_are() -
 
 def calls_in_a_flush(receivers: int) -> int:
     """How many functions are called while everybody reports after the death of the only copy."""
-    d = DirectoryDriver("A", *map(str, range(receivers)))
+    d = DirectoryDriver("A", *map(str, range(receivers)), settings=Settings(stripes=1))
     d.put("A", 1)
     places = [d.want(str(number), 1) for number in range(receivers)]
     d.handle(Probed(d["A"], accepted=False))

@@ -136,6 +136,26 @@ def test_what_is_out_of_bounds_is_refused(content: object) -> None:
         decode_to_directory(msgpack.encode(content))
 
 
+V1, V2, V3 = ([bytes([number] * 16), 1, 1] for number in (1, 2, 3))
+BAD_CUTS = [
+    ("a stripe twice", ["Cut", V1, 20, [[V2, 10], [V2, 10]]]),
+    ("a stripe of itself", ["Cut", V1, 20, [[V1, 10], [V2, 10]]]),
+    ("a hole", ["Cut", V1, 21, [[V2, 10], [V3, 10]]]),
+    ("more than all", ["Cut", V1, 19, [[V2, 10], [V3, 10]]]),
+    ("an empty stripe", ["Cut", V1, 10, [[V2, 10], [V3, 0]]]),
+    ("one stripe", ["Cut", V1, 10, [[V2, 10]]]),
+    ("no stripes", ["Cut", V1, 0, []]),
+    ("too many stripes", ["Cut", V1, 65, [[[number.to_bytes(16, "big"), 1, 1], 1] for number in range(65)]]),
+]
+
+
+@pytest.mark.parametrize("content", [content for _, content in BAD_CUTS], ids=[name for name, _ in BAD_CUTS])
+def test_stripes_that_do_not_make_up_the_object_are_refused(content: object) -> None:
+    assert isinstance(decode_to_node(msgpack.encode(["Cut", V1, 20, [[V2, 10], [V3, 10]]])), messages.Cut)
+    with pytest.raises(InvalidRequestError, match="malformed"):
+        decode_to_node(msgpack.encode(content))
+
+
 RATES = [
     (decode_to_directory, lambda rate: ["Join", 1, "", 0, 1, "", "", rate, 1e9, 1, 1]),
     (decode_to_directory, lambda rate: ["Join", 1, "", 0, 1, "", "", 1e9, rate, 1, 1]),

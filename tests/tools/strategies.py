@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from hoplite_ucx.protocol.ids import Version
+from hoplite_ucx.protocol.messages import Cut, Stripe
+
 _LONGEST = 24  # of text and bytes, unless a length is asked for
 _MOST = 3  # entries of a list
 
@@ -49,6 +52,20 @@ def _strategy(info: inspect.Type, known: Known) -> st.SearchStrategy[typing.Any]
         case inspect.StructType():
             if info.cls in known:
                 return known[info.cls]
+            if info.cls is Cut:
+                return _cuts(known)
             fields = {f.name: known[f.name] if f.name in known else _strategy(f.type, known) for f in info.fields}
             return st.builds(info.cls, **fields)
     raise NotImplementedError(f"no strategy for {info}")
+
+
+@st.composite
+def _cuts(draw: st.DrawFn, known: Known) -> Cut:
+    """Its stripes fill the object, or it could not be made."""
+    versions = st.lists(message_of(Version, known), min_size=3, max_size=4, unique_by=lambda version: version.ref)
+    whole, *pieces = draw(versions)
+    size = draw(known["size"] if "size" in known else st.integers(0, 1 << 40))
+    edges = sorted(draw(st.lists(st.integers(1, 1 << 20), min_size=len(pieces), max_size=len(pieces), unique=True)))
+    edges[-1] = max(size, edges[-1])
+    stripes = [Stripe(v, high - low) for v, low, high in zip(pieces, [0, *edges], edges, strict=False)]
+    return Cut(whole, edges[-1], tuple(stripes))

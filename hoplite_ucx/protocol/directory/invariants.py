@@ -15,9 +15,13 @@ from hoplite_ucx.protocol.directory.machine import Directory
 from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.sender_choice import SenderPool
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
+from hoplite_ucx.protocol.directory.spread.stripe_senders import StripePool
 from hoplite_ucx.protocol.directory.states import SlotState, State
 from hoplite_ucx.protocol.directory.tombstones import TIMER
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey, label, receiver_key, short
+
+# A timer may be as late as the shell is.
+_SLACK = 1.0
 
 
 def check_directory(directory: Directory) -> None:
@@ -187,6 +191,37 @@ def _check_stripes(directory: Directory, record: Record, broadcast: Broadcast) -
         assert not idle, f"{version}: {_labels(idle)} wait for company, and nobody looks when that is over"
     if broadcast.stripes and record.reduction is None:
         assert assemblers, f"{version}: nobody puts it together, and its stripes are kept"
+    assert broadcast.stripes or not broadcast.cut, f"{version}: cut into nothing"
+    if broadcast.cut:
+        _check_cut(directory, record, broadcast)
+
+
+def _check_cut(directory: Directory, record: Record, broadcast: Broadcast) -> None:
+    """Of an object that was cut: who has a stripe has all of it, or puts it together; a free seat is known as one."""
+    version = broadcast.version
+    assert record.reduction is None, f"{version}: cut while a reduction makes it"
+    assert broadcast.sealed, f"{version}: cut and not decided"
+    fresh = [r for r in broadcast.receivers.values() if r.state is State.WAITING and r.is_fresh()]
+    idle = [r.key for r in fresh if r.member.connected]
+    gathers = broadcast.crowd_until > directory.world.now - _SLACK and ("place", version.ref) in directory.world.timers
+    assert gathers or not idle, f"{version}: {_labels(idle)} wait for company, and nobody looks when that is over"
+    taken: dict[NodeId, int] = {}
+    seats = None
+    for stripe in broadcast.stripes:
+        tree = directory.table.live_tree(stripe.version.ref)
+        pool = tree.pool
+        assert isinstance(pool, StripePool), f"{version}: {stripe.version} has other senders than a stripe"
+        assert seats is None or pool.seats is seats, f"{version}: {stripe.version} does not share the seats"
+        seats = pool.seats
+        assert tree.producer is None, f"{version}: {stripe.version} is made, though it was cut"
+        strangers = [node for node in tree.nodes() if not (node in broadcast.copies or broadcast.is_assembling(node))]
+        assert not strangers, f"{version}: {_labels(strangers)} have {stripe.version}, and nothing to do with it"
+        for node, location in pool.locations.items():
+            taken[node] = taken.get(node, 0) + len(location.children)
+    assert seats is not None, f"{version}: cut into nothing"
+    assert seats.taken == taken, f"{version}: its seats are {seats.taken}, and taken are {taken}"
+    free = {node for node, count in taken.items() if count < seats.stripes}
+    assert seats.free.keys() == free, f"{version}: free seats are at {_labels(free)}, listed at {_labels(seats.free)}"
 
 
 def _check_roles(record: Record, broadcast: Broadcast) -> None:

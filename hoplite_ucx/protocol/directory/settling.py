@@ -22,7 +22,8 @@ from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.refusals import aborted, lost
 from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
-from hoplite_ucx.protocol.directory.spread.placing import place
+from hoplite_ucx.protocol.directory.spread.cutting import rescue
+from hoplite_ucx.protocol.directory.spread.placing import Placing
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.messages import PutAccepted
@@ -38,6 +39,7 @@ class Settling:
         self._reductions = objects.reductions
         self._world = table.world
         self._marks = table.world.marks
+        self._placing = Placing(table, versions)
 
     def settle(self) -> None:
         """Look at everything that is marked, until nothing is."""
@@ -60,7 +62,7 @@ class Settling:
                 trees.clear()
                 for ref in refs:
                     if (record := records.get(ref)) is not None:
-                        place(self._table, record)
+                        self._placing.place(record)
             elif marks.supply and not supplied:
                 marks.supply, supplied = False, True
                 self._mark_starving()
@@ -109,12 +111,17 @@ class Settling:
         if broadcast.is_lost() and not self._world.recovering:
             if record.stripe_of is None:
                 self._declare_lost(record, broadcast)
-            elif (target := self._table.records[record.stripe_of].broadcast) is not None:
-                stripes.end(self._table, target)
+            else:
+                self._settle_lost_stripe(record.stripe_of)
         elif record.deferred and broadcast.complete():
             deferred, record.deferred = record.deferred, []
             for node, put in deferred:
                 self._world.send(node, PutAccepted(put.call, broadcast.version, existing=True))
+
+    def _settle_lost_stripe(self, ref: bytes) -> None:
+        target = self._table.records[ref].broadcast
+        if target is not None and not rescue(self._table, target):
+            stripes.end(self._table, target)
 
     def _declare_lost(self, record: Record, broadcast: Broadcast) -> None:
         self._world.tell(record.ref, "{} is lost", broadcast.version)

@@ -44,6 +44,7 @@ Moves: TypeAlias = Mapping[tuple[_S, _S], str]
 RECEIVER_MOVES: Moves[State] = {
     (State.WAITING, State.STREAMING): "it is placed behind a sender",
     (State.WAITING, State.ASSEMBLING): "the object comes in stripes, and all of them grow",
+    (State.STREAMING, State.ASSEMBLING): "it has just begun, and the object is cut for a crowd that has come",
     (State.WAITING, State.ADOPTED): "an earlier directory placed it behind a sender that is not known yet",
     (State.ADOPTED, State.STREAMING): "its sender is known, and its bytes come from a root",
     (State.ADOPTED, State.HALTING): "its sender did not come, or others need its streams",

@@ -3,6 +3,7 @@
 Small objects live in the directory's answer itself, up to a total; beyond that they stream like others.
 """
 
+import hashlib
 from collections.abc import Iterable
 from functools import partial
 
@@ -11,10 +12,11 @@ from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.refusals import deleted
 from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.spread.stripe_senders import Seats, StripePool
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.errors import Failure
-from hoplite_ucx.protocol.ids import NodeId, Version
-from hoplite_ucx.protocol.messages import RANKS, Failed, Origin, Put
+from hoplite_ucx.protocol.ids import REF_BYTES, NodeId, Version
+from hoplite_ucx.protocol.messages import RANKS, Failed, Origin, Put, Stripe
 
 
 class Versions:
@@ -59,6 +61,18 @@ class Versions:
             record.broadcast.rank = record.reduction.turn * RANKS + record.slot.height
         record.broadcast.sealed = False
         return version
+
+    def begin_stripe(self, target: Broadcast, size: int, seats: Seats) -> Stripe:
+        """A complete object is cut: a stripe is an object of its own, under a name that is not used twice."""
+        name = target.version.ref + self._world.next_number().to_bytes(8, "big")
+        record = self._table.record(hashlib.blake2b(name, digest_size=REF_BYTES).digest())
+        version = self.new_version(record.ref)
+        record.broadcast = tree = self.tree(version, size, b"", self._table.members.bandwidth())
+        record.decided = version
+        tree.counted = False
+        tree.whole = target.size
+        tree.pool = StripePool(record.ref, target.pool.granule, self._world.costs, seats)
+        return Stripe(version, size)
 
     def begin_inline(self, record: Record, version: Version, layout: bytes, data: bytes) -> None:
         """A small result has come: it lives here like a small put."""

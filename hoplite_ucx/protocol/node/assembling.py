@@ -1,5 +1,5 @@
-"""Targets that come in stripes: one segment, filled through windows, each of which is an object that is got like any
-other.
+"""Objects that come in stripes: one segment, filled through windows, each of which is an object that is got like any
+other. If a node has all of an object that is cut for others, it serves the stripes as windows of its copy.
 
 The node takes memory for the whole target before it accepts anything of it. Then every stripe has a *window*, a holding
 that shares its piece of the segment: streams fill it, other nodes may pull from it, and all repairs are those of the
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from hoplite_ucx.protocol.events import Duplicate
 from hoplite_ucx.protocol.ids import NO_SLOT, Version
-from hoplite_ucx.protocol.messages import Assemble, Completed, Place, StreamFailed, StreamFault
+from hoplite_ucx.protocol.messages import Assemble, Completed, Cut, Place, StreamFailed, StreamFault
 from hoplite_ucx.protocol.node.context import Context
 from hoplite_ucx.protocol.node.incoming import Fetch, Fetches
 from hoplite_ucx.protocol.node.memory import Holding, Memory, Phase
@@ -102,6 +102,23 @@ class Assembling:
             else:
                 self._fetch_stripe(stripe.version.ref, ref)
         self._fetcher.take(fetch, message)
+
+    def cut(self, message: Cut) -> None:
+        """Others get stripes of an object that is complete here: each is a window of it."""
+        whole = self._memory.get(message.version)
+        if whole is None or whole.phase is not Phase.COMPLETE or whole.size != message.size:
+            return
+        if any(self._fetches.of_store(stripe.version.ref) is not None for stripe in message.stripes):
+            return  # it is got as another object
+        offset = 0
+        for stripe in message.stripes:
+            if self._memory.get(stripe.version) is None:
+                window = self._memory.window(whole, offset, stripe.size, Phase.COMPLETE, stripe.version.ref)
+                window.watermark = stripe.size
+                window.sealed = True
+                self._memory.name(window, stripe.version)
+                self._serving.arrived(window)
+            offset += stripe.size
 
     def open(self, fetch: Fetch) -> None:
         """There is memory: every stripe gets its window."""

@@ -485,6 +485,7 @@ _ON_MESSAGE: dict[type, Callable[[NodeState, Any], None]] = {
     messages.Alive: NodeState._on_alive,
     messages.Place: lambda node, message: node.fetching.place(message),
     messages.Assemble: lambda node, message: node.fetching.assembling.assemble(message),
+    messages.Cut: lambda node, message: node.fetching.assembling.cut(message),
     messages.Inline: lambda node, message: node.fetching.inline(message),
     messages.Halt: lambda node, message: node.fetching.halt(message),
     messages.Failed: NodeState._on_failed,

@@ -1,7 +1,8 @@
 """The sending side of streams: which receivers may pull what from this node, and in which order.
 
 Streams of one version are served first come, first served; another starts only where the running ones leave
-capacity, so that the first receiver can forward early instead of all being slow together. A request may overtake
+capacity, so that the first receiver can forward early instead of all being slow together. Those of a stripe that was
+cut for a crowd run side by side: its receivers get the other stripes elsewhere. A request may overtake
 the placement that brings the version here (they travel on different connections): it is *parked* for a moment.
 A sender with nothing to send says so with every heartbeat, because only silence counts as a stall.
 """
@@ -38,6 +39,10 @@ class Outgoing:
     rate: float
     position: int
     moved_at: float
+
+    def runs_beside_others(self) -> bool:
+        """A stripe of an object that was cut goes to several receivers at once, each of which forwards another one."""
+        return self.holding is not None and self.holding.piece and not self.request.rank
 
 
 class Serving:
@@ -162,9 +167,9 @@ class Serving:
         for outgoing in streams:
             if outgoing.turn is not Turn.QUEUED:
                 continue
-            if busy and load > self._rate * _FULL:
-                return
             assert outgoing.holding is not None
+            if busy and load > self._rate * _FULL and not outgoing.runs_beside_others():
+                return
             outgoing.turn = Turn.RUNNING
             outgoing.moved_at = self._context.now
             load += outgoing.rate

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from hoplite_ucx.protocol import Directory
-from hoplite_ucx.protocol.events import FromNode, SendNode, SessionLost
+from hoplite_ucx.protocol import Directory, Settings
+from hoplite_ucx.protocol.events import FromNode, SendNode, SessionLost, Tick
 from hoplite_ucx.protocol.ids import Version, node_id
 from hoplite_ucx.protocol.invariants import check
 from hoplite_ucx.protocol.messages import Completed, Copy, Place, Put, Want
@@ -22,7 +22,12 @@ VERSION = Version(ref(1), 1, 1)
 
 @pytest.fixture
 def directory() -> Directory:
-    directory = Directory(1, CLUSTER)
+    """All are placed one behind the other, as if each came alone."""
+    return made_of(Settings(stripes=1))
+
+
+def made_of(settings: Settings) -> Directory:
+    directory = Directory(1, CLUSTER, settings)
     for number in range(1, RECEIVERS + 2):
         directory.handle(FromNode(node_id(number), join(node_id(number))), 0.0)
     return directory
@@ -58,6 +63,18 @@ def test_receivers_that_ask_one_by_one(directory: Directory, capsys: pytest.Capt
     with within(SECONDS, f"{RECEIVERS} receivers placed one by one", capsys):
         placed = want_all(directory)
     assert placed == RECEIVERS
+    check(directory)
+
+
+def test_receivers_that_ask_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """They get it in eight stripes: eight times as many placements, in two crowds. The first of all starts over."""
+    directory = made_of(Settings())
+    put(directory)
+    with within(10 * SECONDS, f"{RECEIVERS} receivers of stripes placed together", capsys):
+        placed = want_all(directory)
+        effects = directory.handle(Tick(), 1.0)
+    placed += sum(isinstance(e, SendNode) and isinstance(e.message, Place) for e in effects)
+    assert placed == 1 + 8 * RECEIVERS
     check(directory)
 
 

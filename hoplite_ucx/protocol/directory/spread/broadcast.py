@@ -11,10 +11,11 @@ Rules kept here:
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hoplite_ucx.protocol.cost import choose_granule
+from hoplite_ucx.protocol.cost import CROWD_PATIENCE, choose_cut, choose_granule
 from hoplite_ucx.protocol.directory.members import Member, Members
 from hoplite_ucx.protocol.directory.sender_choice import Nic, Plan, SenderPool
 from hoplite_ucx.protocol.directory.states import RECEIVER_MOVES, State
@@ -65,6 +66,10 @@ class Receiver:
     """Of an adopted one: its sender, and the rate that its stream was planned with."""
     shunned: dict[NodeId, Shunned] = field(default_factory=dict)
 
+    def is_fresh(self) -> bool:
+        """Whether it is for a store, and waits for its first byte."""
+        return not (self.into or self.watermark)
+
     def follows(self, node: NodeId) -> bool:
         """Whether an adopted one pulls from the node."""
         return self.adopted_from is not None and self.adopted_from[0] == node
@@ -97,6 +102,8 @@ class Broadcast:
         for: else it could hold what others wait for while it waits for a stream."""
         self.stripes: tuple[Stripe, ...] = ()
         """What the object can be put together from, while that can be had."""
+        self.cut = False
+        """Whether it was cut into these when it was complete: nodes put it together although others have all of it."""
         self.whole = size
         """Of a stripe, the size of all: while a granule of one is on its way, the others fill the links."""
         self.rank = 0
@@ -105,6 +112,12 @@ class Broadcast:
         self.company: frozenset[NodeId] = frozenset()
         self.company_until = -math.inf
         """Of a striped target: who will probably ask for it, and until when they are waited for."""
+        self.crowd_until = -math.inf
+        """Nodes have asked for it at about the same time: until then others are waited for, so as to be placed with
+        them."""
+        self._early_since = math.inf  # who was placed whole since then belongs to the crowd
+        self._asked_at = -math.inf
+        self._crowd_patience = (0, 0.0)  # with so many members, and how long it is
         self.origin: Origin | None = None
         """Of a decided target: how it came about."""
         self.copies: dict[NodeId, Member] = {}
@@ -281,11 +294,16 @@ class Broadcast:
 
     def want(self, member: Member, watermark: int = 0, into: bytes = NO_SLOT, *, behind: NodeId | None = None) -> None:
         key = receiver_key(member.node, into)
-        self._marks.trees[self.version.ref] = None
+        waits = not (into or watermark) and self.gathers()
+        joins_crowd = waits and bool(self._waiting)
+        if not joins_crowd:  # else nothing is decided before all of them are there
+            self._marks.trees[self.version.ref] = None
         if key in self.receivers:
             return
         self._orders += 1
         receiver = Receiver(key, member, into, self._orders, watermark=watermark, behind=behind)
+        if not into:
+            self._note_crowd()
         if into or not self._waiting:
             # Its stream does not count, so that busy senders can serve it; or nobody waited when one became free.
             self._no_senders = False
@@ -426,8 +444,11 @@ class Broadcast:
         if self.inline is None and len(self._members) != self._granule_for:
             self.pool.granule = self._choose_granule()
         regrouping = bool(self._expected) and now < self._regroup_until
+        apart = self.cut or self.gathers()
         for receiver in sorted(self._waiting.values(), key=self._turn):
             member = receiver.member
+            if apart and receiver.is_fresh():
+                continue  # it gets stripes, or waits for others
             counted = self.counts(receiver.key)
             full = counted and member.receiving >= member.streams_in
             held_up = regrouping and bool(receiver.watermark)
@@ -473,29 +494,100 @@ class Broadcast:
         others = len(receiver.member.nic.sending) if self.counted else 0
         return -receiver.watermark, others, receiver.order
 
-    def assemble(self) -> list[Member]:
-        """While no node has all of it, let all waiting nodes assemble it from its stripes. Returns the nodes that
-        begin: each must be sent the stripes. They begin together if possible: a node that is missing in the ring when
-        it is built is attached later, and a link then carries twice as much as the others."""
-        if self.copies or not self.stripes:
+    def assemble(self, crowd: Iterable[Receiver] = ()) -> list[Member]:
+        """Let the waiting nodes assemble it from its stripes: all of them while no node has all of it, and if it was
+        cut, those without any bytes and the rest of the crowd. Returns the nodes that begin: each must be sent the
+        stripes. They begin together if possible: a node that is missing when a ring or a tree is built is attached
+        later, and a link then carries more than the others."""
+        if not self.stripes or (self.copies and not self.cut):
             return []
-        if self._world.now < self.company_until and any(self._is_awaited(node) for node in self.company):
+        now = self._world.now
+        if now < self.company_until and any(self._is_awaited(node) for node in self.company):
             self._world.timers.set_if_absent(("place", self.version.ref), self.company_until)
             return []
+        if self.gathers():
+            return []
+        early = [receiver for receiver in crowd if receiver.state is State.STREAMING] if self.cut else []
         begun = []
-        for receiver in sorted(self._waiting.values(), key=lambda receiver: receiver.order):
-            member = receiver.member
-            if receiver.into or not member.connected:
-                continue
-            self._drop_location(member.node)
-            self._move(receiver, State.ASSEMBLING)
-            receiver.watermark = 0
-            receiver.number = self._world.next_number()
-            self._world.tell(self.version.ref, "{} puts it together", label(member.node))
-            form = (self.size, self.layout, self.stripes)
-            self._world.send(member.node, Assemble(self.version, receiver.number, *form, self.sealed, self.origin))
-            begun.append(member)
+        for receiver in sorted([*self._waiting.values(), *early], key=lambda receiver: receiver.order):
+            stays = bool(self.copies and receiver.watermark and receiver.state is State.WAITING)
+            if not receiver.into and receiver.member.connected and not stays:
+                self._assemble(receiver)
+                begun.append(receiver.member)
         return begun
+
+    def _assemble(self, receiver: Receiver) -> None:
+        node = receiver.member.node
+        self._detach(receiver)
+        self._drop_location(node)
+        self._move(receiver, State.ASSEMBLING)
+        receiver.watermark = 0
+        receiver.begun = None
+        receiver.number = self._world.next_number()
+        self._world.tell(self.version.ref, "{} puts it together", label(node))
+        form = (self.size, self.layout, self.stripes)
+        self._world.send(node, Assemble(self.version, receiver.number, *form, self.sealed, self.origin))
+
+    # --- crowds ------------------------------------------------------------------------------------------------
+
+    def may_be_cut(self) -> bool:
+        """Whether it could be sent in stripes: all of it is there, or it is cut already. One that is being made grows
+        from its beginning."""
+        whole = self.inline is None and self.whole == self.size and self.sealed and not self._world.recovering
+        return whole and (self.cut or (bool(self.copies) and not self.stripes))
+
+    def _note_crowd(self) -> None:
+        """A node asks. If another did so a moment ago, there is a crowd, and more may come. The first is placed at
+        once: most come alone."""
+        now, patience = self._world.now, self._patience_for_crowds()
+        if self.crowd_until == -math.inf and now - self._asked_at < patience:
+            self.crowd_until = now + patience
+            self._early_since = now - patience
+        self._asked_at = now
+
+    def gathers(self) -> bool:
+        """Whether nodes that ask wait for others."""
+        return self._world.now < self.crowd_until
+
+    def _patience_for_crowds(self) -> float:
+        """How long a node waits for company; 0 if stripes would not pay even if all members came."""
+        members = len(self._members)
+        if not self.may_be_cut():
+            return 0.0
+        if self._crowd_patience[0] != members:
+            pays = choose_cut(self.size, members - 1, self._bandwidth, self._world.costs) > 1
+            patience = min(CROWD_PATIENCE * self.size / self._bandwidth, self._world.settings.regroup)
+            self._crowd_patience = (members, patience if pays else 0.0)
+        return self._crowd_patience[1]
+
+    def crowd(self) -> list[Receiver]:
+        """The nodes that asked for it together, when others need not be waited for any more. Those that have just been
+        placed belong to them: they asked first. Each crowd is returned once."""
+        if self.crowd_until == -math.inf or self.gathers():
+            return []
+        self.crowd_until = -math.inf
+        return [
+            receiver
+            for receiver in self.receivers.values()
+            if receiver.member.connected
+            and (
+                (receiver.state is State.WAITING and receiver.is_fresh())
+                or (receiver.state is State.STREAMING and self._could_start_over(receiver))
+            )
+        ]
+
+    def _could_start_over(self, receiver: Receiver) -> bool:
+        began = receiver.begun is not None and receiver.begun >= self._early_since
+        return began and not receiver.into and not self._children(receiver.member.node)
+
+    def holders(self) -> list[Member]:
+        """Nodes that have all of it and whose cards are free to send its stripes, once streams that have just begun
+        start over."""
+        return [
+            member
+            for node, member in self.copies.items()
+            if member.usable() and all(self._could_start_over(self.receivers[child]) for child in self._children(node))
+        ]
 
     def _is_awaited(self, node: NodeId) -> bool:
         member = self._members.get(node)
@@ -529,10 +621,11 @@ class Broadcast:
         return self.pool.choose(receiver.member.nic, remaining, now, acceptable)
 
     def _choose_granule(self) -> int:
-        """The tree may grow to span the cluster as it is now; a granule for that depth costs shallow trees nothing. Nor
-        does a granule for a single hop cost stripes anything: their links are full, not their pipelines."""
+        """The tree may grow to span the cluster as it is now; a granule for that depth costs shallow trees nothing, and
+        a host sends every granule of a stripe several times. Nor does a granule for a single hop cost the stripes of a
+        ring anything: their links are full, not their pipelines."""
         self._granule_for = len(self._members)
-        depth = 1 if self.whole > self.size else len(self._members) - 1
+        depth = 1 if self.rank and self.whole > self.size else len(self._members) - 1
         return choose_granule(self.whole, depth, self._bandwidth, self._world.settings)
 
     def _begin_stream(self, receiver: Receiver, plan: Plan) -> None:

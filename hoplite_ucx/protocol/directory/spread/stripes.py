@@ -1,16 +1,19 @@
-"""Targets that all hosts get, made in stripes: pieces of the result, each combined and spread as its own object.
+"""Objects in stripes: pieces, each of which is spread, and perhaps made, as an object of its own.
 
-A reduction in one chain sends every byte over every link twice, once to combine it and once to spread it. With stripes,
-each of which has its own chain along one ring, and chains that end at every host or at every second, all links carry
-only 2(n-1)/n of the bytes.
+*For a crowd*, a complete object is cut, so that each stripe has a flat tree of its own (see `cutting`).
 
-The reduction owns the choice of sources, the slots of all stripes and the seal. Its root is a slot that *gathers*: its
-parts are the stripes, and it has no host, since every node that gets the target assembles it itself. A node that waits
-for the target is told to assemble it, and becomes a receiver of every stripe (see `placing`). Rules kept:
+*For an allreduce*, a target that all hosts get is made in stripes. A reduction in one chain sends every byte over every
+link twice, once to combine it and once to spread it. With stripes, each of which has its own chain along one ring, and
+chains that end at every host or at every second, all links carry only 2(n-1)/n of the bytes. The reduction owns the
+choice of sources, the slots of all stripes and the seal. Its root is a slot that *gathers*: its parts are the stripes,
+and it has no host, since every node that gets the target assembles it itself. A node that waits for the target is told
+to assemble it, and becomes a receiver of every stripe (see `placing`).
+
+Rules kept for both:
 
 - A node that assembles counts as a receiver of the target that might turn out to have it all, until it says otherwise.
-- Stripes outlive the seal as ordinary objects, while a node still assembles from them. If one is lost then, they all
-  end: a node that has not finished reports that, and gets the target whole from one that has.
+- Stripes of a decided target are ordinary objects, while a node still assembles from them. If one is lost then, they
+  all end: a node that has not finished reports that, and gets the target whole from one that has.
 """
 
 from itertools import pairwise
@@ -65,7 +68,10 @@ def outlive(table: Table, record: Record) -> list[bytes]:
 
 
 def is_used(table: Table, record: Record, node: NodeId) -> bool:
-    """Whether the record is a stripe that outlived the seal, and the node puts the target together with its copy."""
+    """Whether the record is a stripe that outlived the seal, and the node puts the target together with its copy; or it
+    was cut, and the node serves stripes of it."""
+    if record.broadcast is not None and record.broadcast.cut:
+        return any(node in table.live_tree(stripe.version.ref).copies for stripe in record.broadcast.stripes)
     target = table.records[record.stripe_of].broadcast if record.stripe_of is not None else None
     return target is not None and target.is_assembling(node)
 
@@ -80,7 +86,7 @@ def end_if_unused(table: Table, record: Record) -> None:
 def end(table: Table, target: Broadcast) -> None:
     """The stripes of a decided target are over. Nodes that still assemble from them are notified, and report to the
     target."""
-    stripes, target.stripes = target.stripes, ()
+    stripes, target.stripes, target.cut = target.stripes, (), False
     if stripes:
         table.world.mark(target.version.ref)  # without them, and without a copy, it is lost
     for stripe in stripes:
