@@ -15,7 +15,7 @@ from hoplite_ucx.protocol.errors import Failure, FailureKind
 from hoplite_ucx.protocol.ids import NO_SLOT, REF_BYTES, CallId, NodeId, Ref, StreamId, Version
 from hoplite_ucx.protocol.settings import Seconds, Settings
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised whenever two builds could misunderstand each other; compared in the handshake."""
 
 MAX_FRAME = 64 << 20
