@@ -66,12 +66,17 @@ class Draw:
             self.largest = 12 * self.granule  # long enough to die in the middle, with room for other copies
             tight = False
         rates = {i: BANDWIDTH * rng.choice((0.25, 0.5)) for i in range(self.nodes) if rng.random() < 0.15}
+        # From a generator of their own: all else is drawn as it was before there were crowds.
+        self.crowds = random.Random(f"crowds {seed}")
+        rushes = self.crowds.choice((0, 0, 1, 2)) if self.ambush is not Ambush.CROWD else 3
+        if not self.stormy or (rushes and self.granule == _GRANULE):
+            rates = {}  # with chunks this large, many stripes on a slow host look stalled
         shape = Shape(
             nodes=self.nodes,
             bandwidth=BANDWIDTH,
             latency=rng.choice((100e-6, 1e-3)),
             handover=rng.choice((150e-6, 2e-3)),
-            rates=rates if self.stormy else {},  # with chunks this large, many stripes on a slow host look stalled
+            rates=rates,
             memory=int(self.largest * rng.choice((1.2, 2.5, 4))) if tight else 1 << 40,
             streams=rng.choice((1, 2, 4, 256)),
             # A transfer's ambush hurts most where memory is taken again at once, and streams are slow to close.
@@ -95,9 +100,6 @@ class Draw:
             max_granule=self.granule,
             slot_cost=0.0,
         )
-        # From generators of their own: all else is drawn as it was before there were crowds.
-        self.crowds = random.Random(f"crowds {seed}")
-        rushes = self.crowds.choice((0, 0, 1, 2)) if self.ambush is not Ambush.CROWD else 3
         if rushes:
             settings = msgspec.structs.replace(
                 settings, crowd=2, stripes=self.crowds.choice((2, 3, 4)), depth_cost=0, regroup=0.05
