@@ -53,6 +53,8 @@ _COMBINED_HERE = 1 << 20
 them a node combines: all others would wait meanwhile."""
 _LAYOUT_COMBINED_HERE = 1 << 10
 """The same for their layout: a long one describes many arrays, and each of them costs as much as a large one."""
+_WORK_OF_LAYOUT = 64
+"""To combine an object takes at least as long as this many times the bytes of its layout, however small it is."""
 
 
 class Reductions:
@@ -340,12 +342,19 @@ class Reductions:
         result."""
         if reduction.inline_version is not None:
             return
-        few = reduction.size * len(reduction.chosen) <= _COMBINED_HERE
-        if few and len(reduction.layout) <= _LAYOUT_COMBINED_HERE:
+        if self._is_quick(reduction):
             self.binder.drop_slots(reduction)
             self._world.emit(CombineBytes(*self._begin_inline(reduction)))
-        else:
-            self._combine_at_node(reduction)
+        elif (host := self._inline_host(reduction)) is not None:
+            self.binder.drop_slots(reduction)
+            self._combine_at(reduction, host)
+        else:  # keep the slots: by then there may be no room for the result here
+            self._world.timers.set(("reduce", reduction.target), self._world.now + self._world.settings.declined)
+
+    def _is_quick(self, reduction: Reduction) -> bool:
+        layout = len(reduction.layout)
+        work = max(reduction.size, layout * _WORK_OF_LAYOUT) * len(reduction.chosen)
+        return work <= _COMBINED_HERE and layout <= _LAYOUT_COMBINED_HERE
 
     def _begin_inline(self, reduction: Reduction) -> tuple[Version, bytes, Operation, tuple[bytes, ...], int]:
         """What is to be combined, as a version of its own."""
@@ -354,15 +363,14 @@ class Reductions:
         divisor = self.binder.divisor(reduction, None)
         return reduction.inline_version, reduction.layout, reduction.spec.op, parts, divisor
 
-    def _combine_at_node(self, reduction: Reduction) -> None:
+    def _inline_host(self, reduction: Reduction) -> Member | None:
+        """The node that is to combine small objects: the requester's, or any other."""
         requester = self._table.members.get(reduction.requester)
-        candidates = [requester] if requester is not None and requester.usable() else []
-        candidates += [member for member in self._table.members if member.usable()]
-        if not candidates:
-            self._world.timers.set(("reduce", reduction.target), self._world.now + self._world.settings.declined)
-            return  # and keep the slots: by then there may be no room for the result here
-        self.binder.drop_slots(reduction)
-        host = candidates[0]
+        if requester is not None and requester.usable():
+            return requester
+        return next((member for member in self._table.members if member.usable()), None)
+
+    def _combine_at(self, reduction: Reduction, host: Member) -> None:
         reduction.inline_host = host.node
         self._table.involve(reduction.record, host)
         self._world.send(host.node, CombineInline(*self._begin_inline(reduction)))
@@ -391,13 +399,20 @@ class Reductions:
             self._hand_to_any(reduction.record)
 
     def combine_failed(self, reduction: Reduction, failed: CombineFailed) -> None:
-        """The operation is undefined for the objects that were to be combined here."""
-        if failed.what == reduction.inline_version and reduction.inline_host is None:
+        """What cannot be combined here a node may be able to: a directory need not have the libraries for every type.
+        Only if a node cannot either, the user gets the error."""
+        if failed.what != reduction.inline_version or reduction.inline_host is not None:
+            return
+        if (host := self._inline_host(reduction)) is not None:
+            self._combine_at(reduction, host)
+        else:
             self._fail(reduction, replace(failed.failure, ref=reduction.target), ReductionState.GIVEN_UP)
 
     def _hand_to_any(self, record: Record) -> None:
-        """Nobody who asked for the target can keep it: another node does, so that it outlives this directory."""
-        keeper = next((member for member in self._table.members if member.usable()), None)
+        """Nobody who asked for the target can keep it: another node does, preferably one that stays, so that it
+        outlives this directory."""
+        usable = (member for member in self._table.members if member.usable())
+        keeper = min(usable, key=lambda member: member.retiring, default=None)
         if keeper is not None:
             self.hand_over(record, keeper)
 

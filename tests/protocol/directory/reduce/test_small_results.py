@@ -26,6 +26,7 @@ from hoplite_ucx.protocol.messages import (
     Reduce,
     Reduced,
     Result,
+    Retire,
     Unfit,
     Want,
 )
@@ -140,6 +141,14 @@ def test_without_any_node_the_result_is_with_the_directory() -> None:
     assert d.heard_all(Inline, "E") == [Inline(combine.version, b"layout", SUM)]
 
 
+def test_a_node_that_stays_keeps_the_result_rather_than_one_that_leaves() -> None:
+    d, combine = small("A", "B")
+    d.tell("A", Retire())
+    d.handle(SessionLost(d["C"]))
+    d.handle(CombinedBytes(combine.version, SUM))
+    assert holders(d) == {"B"}
+
+
 def test_a_copy_of_a_small_result_is_evicted_if_another_stays() -> None:
     d, result = decided()
     d.tell("A", Reduce(1, ref(TARGET), (ref(1), ref(2)), Operation.SUM, 2))
@@ -197,13 +206,38 @@ def test_what_a_node_combines_does_not_come_from_the_directory() -> None:
     assert snapshot(d.directory) == before
 
 
+def test_what_the_directory_cannot_combine_a_node_does() -> None:
+    """A directory need not have the libraries for every type."""
+    d, combine = small("A", "B")
+    d.handle(CombineFailed(combine.version, Failure(FailureKind.INVALID, "unknown", "install it")))
+    [again] = d.heard_all(CombineInline, "C")
+    assert (again.layout, again.op, again.parts) == (combine.layout, combine.op, combine.parts)
+    d.handle(CombinedBytes(combine.version, SUM))
+    assert d.heard_all(Inline, "D") == [], "the directory's own attempt is over"
+    d.tell("C", CombinedInline(again.version, SUM, kept=True))
+    assert d.heard_all(Inline, "D") == [Inline(again.version, b"layout", SUM)]
+    assert holders(d) == {"C"}
+
+
 def test_an_undefined_operation_fails_until_it_is_asked_for_again() -> None:
     d, combine = small("A", "B")
     d.handle(CombineFailed(combine.version, Failure(FailureKind.INVALID, "senseless", "do not")))
+    [again] = d.heard_all(CombineInline, "C")
+    d.tell("C", Unfit(again.version, "senseless", "do not"))
     [failed] = d.heard_all(Failed, "D")
     assert failed == Failed(ref(TARGET), Failure(FailureKind.INVALID, "senseless", "do not", ref(TARGET)))
     assert d.reduce("A", (1, 2)) is None
     assert [type(effect) for effect in d.effects if isinstance(effect, CombineBytes)] == [CombineBytes]
+
+
+def test_what_no_node_is_there_to_combine_fails() -> None:
+    d, combine = small("A", "B")
+    for name in "ABCD":
+        d.handle(SessionLost(d[name]))
+    d.handle(CombineFailed(combine.version, Failure(FailureKind.INVALID, "senseless", "do not")))
+    asked = Reduce(1001, ref(TARGET), (ref(1), ref(2)), Operation.SUM, 2)
+    d.join("C", incarnation=1, submitted=(asked,), wants=(ref(TARGET),))
+    assert [m.failure.detail for m in d.heard_all(Failed, "C")] == ["senseless"]
 
 
 def test_without_room_for_the_result_nodes_make_it() -> None:
@@ -217,11 +251,12 @@ def test_without_room_for_the_result_nodes_make_it() -> None:
     assert d.take_anywhere()[1].version.ref == ref(TARGET)
 
 
-@pytest.mark.parametrize(("count", "layout"), [(33, b""), (2, LONG)])
-def test_what_would_take_long_a_node_combines(count: int, layout: bytes) -> None:
+@pytest.mark.parametrize(("count", "size", "layout"), [(33, 32 << 10, b""), (2, 32 << 10, LONG), (33, 8, bytes(512))])
+def test_what_would_take_long_a_node_combines(count: int, size: int, layout: bytes) -> None:
+    """Many bytes, many arrays, or many objects of several."""
     d = Reducer("A")
     for number in range(1, count + 1):
-        d.tell("A", Put(number, ref(number), 32 << 10, layout, bytes(32 << 10)))
+        d.tell("A", Put(number, ref(number), size, layout, bytes(size)))
     d.reduce("A", tuple(range(1, count + 1)))
     assert len(d.heard_all(CombineInline, "A")) == 1
 
