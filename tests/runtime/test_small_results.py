@@ -9,9 +9,11 @@ import pytest
 
 from hoplite_ucx.errors import InvalidRequestError, ObjectDeletedError
 from hoplite_ucx.protocol.messages import Operation
+from hoplite_ucx.runtime.local import worker_messages as wire
 from hoplite_ucx.runtime.objects import values
 from hoplite_ucx.runtime.objects.kernels import combine_bytes
 from hoplite_ucx.runtime.objects.layouts import MissingTypeError, unreadable
+from hoplite_ucx.runtime.worker.connection import Connection
 from hoplite_ucx.runtime.worker.refs import ObjectRef, new_ref
 from tests.tools.here import agent_here, directory_here
 from tests.tools.live import Host, Live, live_cluster
@@ -41,6 +43,13 @@ def in_another_thread(work: Callable[[], object]) -> None:
     thread.start()
     thread.join(HANG)
     assert not thread.is_alive()
+
+
+def raising(error: BaseException) -> Callable[..., bool]:
+    def broken(*_: object) -> bool:
+        raise error
+
+    return broken
 
 
 def with_result(host: Host, refs: list[ObjectRef]) -> ObjectRef:
@@ -102,6 +111,49 @@ def test_a_result_that_another_host_deletes_is_not_returned(live: Live) -> None:
         host.get(target)
 
 
+def test_a_result_that_was_evicted_and_deleted_is_not_returned() -> None:
+    """Of the delete of what it evicted an agent does not hear."""
+    with live_cluster(2, memory=8 << 20) as live:
+        host, other = live.hosts
+        refs = put_all(live)
+        target = with_result(host, refs)
+        other.reduce(refs, ref=target, everywhere=True)
+        eventually(lambda: objects_of(other) == 4)
+        store = host.status()["memory"]
+        in_another_thread(lambda: host.put(bytes(store["limit"] - store["used"] + 100)))
+        other.delete(target)
+        with pytest.raises(ObjectDeletedError):
+            host.get(target)
+
+
+def test_a_result_is_not_returned_before_all_that_the_agent_said_is_heard(live: Live) -> None:
+    """Replies to calls that were given up may lie between."""
+    host = live.hosts[0]
+    value = host.put(bytes(30_000))
+    target = with_result(host, put_all(live))
+    held = objects_of(host)
+    connection = host.client._local.connection
+    for _ in range(20):
+        connection.send(wire.GetRequest(connection.next_call(), value.binary, None))
+    live.hosts[1].delete(target)
+    in_another_thread(lambda: eventually(lambda: objects_of(host) < held))
+    with pytest.raises(ObjectDeletedError):
+        host.get(target)
+
+
+def test_a_get_that_is_interrupted_while_it_hears_the_agent(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has read is lost, and so is the connection."""
+    host = live.hosts[0]
+    target = with_result(host, put_all(live))
+    connection = host.client._local.connection
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "_read", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            host.get(target)
+    assert connection.broken
+    assert np.allclose(host.get(target), sum(VALUES))
+
+
 def test_a_result_outlives_its_directory() -> None:
     with live_cluster(2, host=own_address()) as live:
         refs = put_all(live)
@@ -115,11 +167,7 @@ def test_a_result_outlives_its_directory() -> None:
 @pytest.mark.parametrize("problem", [ValueError("a fault of ours"), unreadable(MissingTypeError("bfloat16"))], ids=str)
 def test_what_the_directory_cannot_combine_a_node_does(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
     """A directory need not have ml_dtypes."""
-
-    def broken(*_: object) -> bytes:
-        raise problem
-
-    monkeypatch.setattr("hoplite_ucx.runtime.directory.server.combine_bytes", broken)
+    monkeypatch.setattr("hoplite_ucx.runtime.directory.server.combine_bytes", raising(problem))
     with directory_here() as (_, address), agent_here(address) as here:
         refs = [here.host.put(value) for value in VALUES]
         assert np.allclose(here.host.get(here.host.reduce(refs)), sum(VALUES))

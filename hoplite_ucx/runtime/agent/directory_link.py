@@ -22,7 +22,7 @@ from hoplite_ucx.protocol.events import (
     SendDirectory,
 )
 from hoplite_ucx.protocol.ids import NodeId, Version
-from hoplite_ucx.protocol.messages import Drop, Leave, Welcome, decode_to_node, encode
+from hoplite_ucx.protocol.messages import Drop, EvictAnswer, Leave, Welcome, decode_to_node, encode
 from hoplite_ucx.protocol.settings import Settings
 from hoplite_ucx.runtime.settings import cluster_settings
 from hoplite_ucx.runtime.shell.directory_status import ask_status
@@ -52,8 +52,8 @@ class DirectoryLink:
     ) -> None:
         """The stranger is this agent before it knows its cluster. `seconds` is for connecting, `patience` for being
         without a directory before the agent ends; None is for ever. `welcomed` is told the cluster's settings each time
-        the node has joined, `dropped` the versions that are over, and `meet` the nodes that the directory
-        introduces."""
+        the node has joined, `dropped` the versions that are over or perhaps not kept here, and `meet` the nodes that
+        the directory introduces."""
         self._address = address
         self._stranger = stranger
         self._seconds = seconds
@@ -168,7 +168,7 @@ class DirectoryLink:
         if self._session is session:
             if isinstance(message, Welcome):
                 self._welcomed(message.settings)
-            elif isinstance(message, Drop):
+            elif isinstance(message, Drop | EvictAnswer):  # of the end of what was evicted nobody tells this node
                 self._dropped(message.version)
             self._dispatch(FromDirectory(message))
 

@@ -503,9 +503,9 @@ class Workers:
         self._reply(call, lambda number: wire.Result(number, ref, layout, data))
 
     def dropped(self, version: Version) -> None:
-        """The directory says that the version is over: sessions that were given it do not return it from now on."""
+        """The version is over, or its copy here: sessions that were given it do not return it from now on."""
         for session in [session for session, given in self._results.items() if given == version]:
-            del self._results[session]
+            self._results.pop(session, None)  # sending to one may close others
             session.send(wire.Outdated(version.ref))
 
     def _failed(self, failed: CallFailed) -> None:

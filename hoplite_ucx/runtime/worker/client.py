@@ -191,7 +191,9 @@ class Client:
         once = timeout == 0
         connection = self._connection(None if timeout is None else began + timeout + self.grace)
         limit = LONGEST_POLL if once else timeout
-        if (result := connection.take_result(ref)) is not None:
+        with _Calls(connection, set()):  # it reads: nobody else may, and if it is interrupted, nobody after it
+            result = connection.take_result(ref)
+        if result is not None:
             return memoryview(result.data), result.layout
         if (found := self.reader.look(ref, limit)) is not None:
             return memoryview(found.data), found.layout

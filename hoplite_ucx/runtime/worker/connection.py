@@ -152,13 +152,12 @@ class Connection:
         return replies
 
     def take_result(self, ref: bytes) -> wire.Result | None:
-        """The result of the last reduce, once, if it came with the answer and is still current: what the agent has sent
-        by now is heard first, so this is as good as asking it."""
+        """The result of the last reduce, once, if it came with the answer and the agent has sent nothing since: then
+        this is as good as asking it. Else it may be outdated, also by what has yet to arrive."""
         if self.result is None or self.result.ref != ref:
             return None
-        self._read(_DONTWAIT)
         result, self.result = self.result, None
-        return result
+        return None if self._read(_DONTWAIT) else result
 
     def has_error(self) -> bool:
         """It broke: there may be more to read, but nothing new will arrive."""
