@@ -104,6 +104,8 @@ class Shape:
     """A cancelled stream is closed, and may write, for up to so long."""
     tight: bool = False
     """Memory is scarce on purpose: calls may fail for lack of it."""
+    combines: bool = True
+    """Whether the directory can combine small objects: it need not have the libraries for every type."""
 
 
 class VirtualCluster:
@@ -125,6 +127,7 @@ class VirtualCluster:
         self.network.add_host(DIRECTORY_HOST, _FAST, _FAST)
         self.handover = shape.handover
         self.directory_costs = shape.directory_costs
+        self.directory_combining = shape.combines
         self.put_rate = shape.put_rate
         self.put_pieces = shape.put_pieces
         self.observers: list[Observer] = []

@@ -12,10 +12,11 @@ from typing import Protocol, TypeAlias
 
 from hoplite_ucx.protocol import Directory, NodeState, Settings
 from hoplite_ucx.protocol.driver import Driver
-from hoplite_ucx.protocol.errors import internal
+from hoplite_ucx.protocol.errors import Failure, FailureKind, internal
 from hoplite_ucx.protocol.events import (
     CombineBytes,
     CombinedBytes,
+    CombineFailed,
     DirectoryEffect,
     DirectoryEvent,
     Disconnect,
@@ -49,6 +50,7 @@ class Cluster(Protocol):
     settings: Settings
     directory_costs: DirectoryCosts
     handover: float
+    directory_combining: bool
     provenance: Provenance
 
     def after_event(self, machine: Directory | NodeState) -> None: ...
@@ -216,9 +218,7 @@ class VirtualDirectory:
 
     def _combine_bytes(self, effect: CombineBytes) -> None:
         """Other events may come first, as with many objects at once."""
-        provenance, asker = self._cluster.provenance, self.machine
-        token = provenance.combined(provenance.of_bytes(part) for part in effect.parts)
-        result = CombinedBytes(effect.version, provenance.to_bytes(token, len(effect.parts[0])))
+        asker, result = self.machine, self._combined(effect)
 
         def answer() -> None:
             if self.alive and self.machine is asker:
@@ -226,6 +226,13 @@ class VirtualDirectory:
 
         self._cluster.directory_combines(effect.version)
         self._clock.after(self._cluster.handover, self._take, self._cluster.directory_costs.of_others, answer)
+
+    def _combined(self, effect: CombineBytes) -> CombinedBytes | CombineFailed:
+        if not self._cluster.directory_combining:
+            return CombineFailed(effect.version, Failure(FailureKind.INVALID, "a type is unknown here", "install it"))
+        provenance = self._cluster.provenance
+        token = provenance.combined(provenance.of_bytes(part) for part in effect.parts)
+        return CombinedBytes(effect.version, provenance.to_bytes(token, len(effect.parts[0])))
 
     def _disconnect(self, effect: Disconnect) -> None:
         endpoint = self.sessions.pop(effect.node, None)

@@ -43,9 +43,11 @@ class Ambush(enum.Enum):
     """No fault: nodes leave on purpose. Only where it is asked for, so that seeds keep their meaning."""
     CROWD = "crowd"
     """Hosts of stripes that were cut for a crowd. Likewise only where it is asked for."""
+    SMALL = "small"
+    """No fault either: all objects are small, and stores have room for few of them. Likewise."""
 
 
-_DRAWN = [ambush for ambush in Ambush if ambush not in (Ambush.LEAVING, Ambush.CROWD)]
+_DRAWN = [ambush for ambush in Ambush if ambush not in (Ambush.LEAVING, Ambush.CROWD, Ambush.SMALL)]
 
 
 class Draw:
@@ -65,6 +67,8 @@ class Draw:
         if self.ambush in (Ambush.SLOT, Ambush.CROWD):
             self.largest = 12 * self.granule  # long enough to die in the middle, with room for other copies
             tight = False
+        elif self.ambush is Ambush.SMALL:
+            self.largest, tight = 64 * KIB, True
         rates = {i: BANDWIDTH * rng.choice((0.25, 0.5)) for i in range(self.nodes) if rng.random() < 0.15}
         # From a generator of their own: all else is drawn as it was before there were crowds.
         self.crowds = random.Random(f"crowds {seed}")
@@ -87,6 +91,8 @@ class Draw:
             jitter=rng.choice((0.0, 0.0, 1e-3) if self.ambush is Ambush.CROWD else (0.0, 1e-3, 10e-3)),
             close_delay=20e-3 if self.ambush is Ambush.TRANSFER else rng.choice((200e-6, 20e-3)),
             tight=tight,
+            # From a generator of its own: all else is drawn as it was when every directory could.
+            combines=random.Random(f"combines {seed}").random() < 0.7,
         )
         settings = msgspec.structs.replace(
             Settings().scaled(_HASTE),
@@ -109,7 +115,7 @@ class Draw:
         self.plain = [self._new_ref() for _ in range(rng.randint(1, 4))]
         self._sizes = {ref: self.some_size() for ref in self.plain}
         self.homes: dict[int, int] = {}  # sources of an allreduce, and where each is put first
-        often = 1.0 if self.ambush in (Ambush.SLOT, Ambush.STRIPE) else 0.7
+        often = 1.0 if self.ambush in (Ambush.SLOT, Ambush.STRIPE, Ambush.SMALL) else 0.7
         self.targets = self._some_targets() if reductions and rng.random() < often else {}
         self.sources = [ref for ref in self._sizes if ref not in self.plain]
         self.refs = [*self.plain, *self.sources, *self.targets]
@@ -169,7 +175,7 @@ class Draw:
 
     def some_size(self) -> int:
         kind = self.random.random()
-        if kind < 0.15:
+        if kind < 0.15 or self.ambush is Ambush.SMALL:
             return self.random.choice((0, 8, 1000, 32 * KIB))
         if kind < 0.3:
             return 32 * KIB + 1

@@ -11,7 +11,8 @@ from typing import Any, Self
 import msgspec
 
 from hoplite_ucx.protocol import Directory, NodeState
-from hoplite_ucx.protocol.directory.records import Reduction, Slot
+from hoplite_ucx.protocol.directory.members import Member
+from hoplite_ucx.protocol.directory.records import Record, Reduction, Slot
 from hoplite_ucx.protocol.directory.reduce.binding import Binder
 from hoplite_ucx.protocol.directory.reduce.hosts import Hosts
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
@@ -20,7 +21,7 @@ from hoplite_ucx.protocol.directory.retiring import Retiring
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.events import NodeEffect
 from hoplite_ucx.protocol.ids import CallId, NodeId, Version
-from hoplite_ucx.protocol.messages import Eviction, ObjectState, Place, Polled
+from hoplite_ucx.protocol.messages import Declined, Eviction, ObjectState, Place, Polled, Result
 from hoplite_ucx.protocol.node.calls import PendingPut
 from hoplite_ucx.protocol.node.context import OpenPoll
 from hoplite_ucx.protocol.node.incoming import Fetch, Incoming
@@ -207,6 +208,63 @@ class _SealsEarly(Reductions):
             self._seal(reduction)
 
 
+class _CountsDeclined(Directory):
+    """Goes on to count on the copy of a small result for which a node had no room."""
+
+    def _on_declined(self, member: Member, declined: Declined) -> None:
+        if declined.number:
+            super()._on_declined(member, declined)
+
+
+class _EvictsLastSmallCopy(Broadcast):
+    """Evicts every copy of a small object, since the directory has its bytes."""
+
+    def evict(self, node: NodeId) -> Eviction:
+        if self.inline is not None:
+            self.remove(node)
+            return Eviction.GRANTED
+        return super().evict(node)
+
+
+class _KeepsTheUndecided(NodeState):
+    """Gives out a small result that it combined, before the directory has taken it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        combined = self.reducing.combined_inline
+
+        def combined_and_sealed(version: Version, data: bytes) -> None:
+            combined(version, data)
+            if (holding := self.memory.get(version)) is not None:
+                holding.sealed = True
+
+        self.reducing.combined_inline = combined_and_sealed  # type: ignore[method-assign]
+
+
+class _ForgetsHowItCameAbout(NodeState):
+    """Keeps a small result like the bytes of a put."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        result = self.reducing.result
+
+        def without_origin(message: Result) -> None:
+            result(message)
+            if (holding := self.memory.get(message.version)) is not None:
+                holding.origin = None
+
+        self.reducing.result = without_origin  # type: ignore[method-assign]
+
+
+class _CountsNoResults(Reductions):
+    """Gives small results to nodes, and does not count their copies."""
+
+    def hand_over(self, record: Record, member: Member) -> None:
+        super().hand_over(record, member)
+        if record.broadcast is not None and record.broadcast.inline is not None:
+            record.broadcast.copies.pop(member.node, None)
+
+
 class _LeavesAtOnce(Retiring):
     """Lets a node leave without asking what is lost with it."""
 
@@ -366,6 +424,11 @@ MUTANTS: dict[str, Mutant] = {
     "seals-early": Mutant(lambda: _with_reductions(_SealsEarly)),
     "replaces-in-one-stripe": Mutant(lambda: _with_reductions(_ReplacesInOneStripe), Ambush.STRIPE),
     "begins-too-far": Mutant(lambda: _with_reductions(_BeginsTooFar), Ambush.SLOT),
+    "counts-declined": Mutant(lambda: _with_directory(_CountsDeclined), Ambush.SMALL),
+    "counts-no-results": Mutant(lambda: _with_reductions(_CountsNoResults), Ambush.SMALL),
+    "keeps-the-undecided": Mutant(lambda: _with_node(_KeepsTheUndecided), Ambush.SMALL),
+    "forgets-how-it-came-about": Mutant(lambda: _with_node(_ForgetsHowItCameAbout), Ambush.SMALL),
+    "evicts-last-small-copy": Mutant(lambda: _with_broadcast(_EvictsLastSmallCopy), Ambush.SMALL),
     "leaves-at-once": Mutant(lambda: _with_retiring(_LeavesAtOnce), Ambush.LEAVING),
     "trusts-leavers": Mutant(lambda: _with_broadcast(_TrustsLeavers), Ambush.LEAVING),
     "retires-in-one-session": Mutant(lambda: _with_node(_AsksOnce), Ambush.LEAVING),

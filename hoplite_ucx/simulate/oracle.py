@@ -122,7 +122,7 @@ class Oracle:
                 self._unhandled |= {(node, call) for call in calls} | {(node, ref) for ref in refs}
             case EvictAnswer(version, Eviction.GRANTED):
                 self._evicted.add((node, version))
-                self._judge_eviction(node, version.ref)
+                self._judge_eviction(node, version)
             case MayLeave(left):
                 self._judge_departure(node, left)
             case Failed(ref, failure) if failure.kind is FailureKind.LOST:
@@ -141,9 +141,13 @@ class Oracle:
             chosen = tuple(record.reduction.chosen.values())
             self._note_decision(version, record.reduction.spec, chosen)
 
-    def _judge_eviction(self, node: NodeId, ref: bytes) -> None:
-        """No copy is given up with which the object is lost."""
-        now, incidents = self._cluster.clock.now, self._cluster.directory.machine.incidents()
+    def _judge_eviction(self, node: NodeId, version: Version) -> None:
+        """No copy is given up with which the object is lost, nor the last one of a small object, which would be lost
+        with the directory."""
+        ref, directory = version.ref, self._cluster.directory.machine
+        tree = directory.table.tree_of(version)
+        _require(tree is None or bool(tree.copies), f"{label(node)} evicted the last copy of {version}", ref)
+        now, incidents = self._cluster.clock.now, directory.incidents()
         lost = any(incident.ref == ref and incident.at == now for incident in incidents)
         _require(not lost, f"{short(ref)} was lost when {label(node)} evicted it", ref)
 

@@ -17,9 +17,16 @@ from hoplite_ucx.simulate.mutants import MUTANTS
 SEEDS_WITHOUT_REDUCTIONS = range(10_000, 10_300)
 SEEDS_WITH_REDUCTIONS = range(20_000, 20_150)
 SEEDS_WITH_LEAVERS = range(30_000, 30_040)
+SEEDS_WITH_SMALL_OBJECTS = range(40_000, 40_200)
 SEEDS_PER_TEST = 50
 PATIENCE_WITH_MUTANTS = 200
-FIRST_SEED_FOR = {"no-version-check": 140, "no-starved-signal": 55, "begins-too-far": 30}
+FIRST_SEED_FOR = {
+    "no-version-check": 140,
+    "no-starved-signal": 55,
+    "begins-too-far": 30,
+    "counts-declined": 70,
+    "keeps-the-undecided": 425,
+}
 """Where the search for a mutant begins, if not at 0: a little before a seed that notices it, which saves 10 s."""
 
 
@@ -47,6 +54,12 @@ def test_seeds_of_the_full_mix(seeds: range) -> None:
 def test_nodes_that_leave_on_purpose(reductions: bool) -> None:
     """In fair weather nothing at all may be lost; in a storm, no last copy goes with a node that was told to go."""
     failed = failures(SEEDS_WITH_LEAVERS, reductions=reductions, focus=Ambush.LEAVING)
+    assert not failed, "\n".join(failed)
+
+
+def test_small_objects_and_results() -> None:
+    """In stores with room for few of them."""
+    failed = failures(SEEDS_WITH_SMALL_OBJECTS, reductions=True, focus=Ambush.SMALL)
     assert not failed, "\n".join(failed)
 
 
