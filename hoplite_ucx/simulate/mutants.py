@@ -246,11 +246,11 @@ class _ForgetsHowItCameAbout(NodeState):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        result = self.reducing.result
+        keep = self.reducing.result
 
-        def without_origin(message: Result) -> None:
-            result(message)
-            if (holding := self.memory.get(message.version)) is not None:
+        def without_origin(result: Result) -> None:
+            keep(result)
+            if (holding := self.memory.get(result.version)) is not None:
                 holding.origin = None
 
         self.reducing.result = without_origin  # type: ignore[method-assign]

@@ -314,7 +314,8 @@ class Result(_Reply, frozen=True):
 
 
 class Outdated(_Reply, frozen=True):
-    """A `Result` that came on this session is not to be returned any more: it was deleted or lost."""
+    """A `Result` that came on this session is not to be returned any more: it was deleted or lost, or the agent has no
+    copy of it and would not hear of that."""
 
     ref: Ref
 
