@@ -127,9 +127,16 @@ class Samples:
             case inspect.TupleType():
                 return tuple(self._make(item) for item in info.item_types)
             case inspect.StructType():
-                return info.cls(**{each.name: self._make(each.type) for each in info.fields})
+                return self._struct(info)
             case _:
                 return None
+
+    def _struct(self, info: inspect.StructType) -> Any:
+        fields = {each.name: self._make(each.type) for each in info.fields}
+        if info.cls is protocol.Cut:  # it refuses stripes that do not fill it
+            fields["stripes"] = [msgspec.structs.replace(stripe, size=4096) for stripe in fields["stripes"]]
+            fields["size"] = 4096 * len(fields["stripes"])
+        return info.cls(**fields)
 
 
 def spoil(rng: random.Random, frame: bytes, other: bytes) -> bytes:

@@ -72,7 +72,9 @@ class Draw:
         rates = {i: BANDWIDTH * rng.choice((0.25, 0.5)) for i in range(self.nodes) if rng.random() < 0.15}
         # From a generator of their own: all else is drawn as it was before there were crowds.
         self.crowds = random.Random(f"crowds {seed}")
-        rushes = self.crowds.choice((0, 0, 1, 2)) if self.ambush is not Ambush.CROWD else 3
+        rushes = 3 if self.ambush is Ambush.CROWD else self.crowds.choice((0, 0, 1, 2))
+        if self.ambush is Ambush.SMALL:
+            rushes = 0  # what is small is not cut
         if not self.stormy or (rushes and self.granule == _GRANULE):
             rates = {}  # with chunks this large, many stripes on a slow host look stalled
         shape = Shape(
