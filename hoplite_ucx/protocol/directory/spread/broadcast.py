@@ -508,13 +508,16 @@ class Broadcast:
         if self.gathers():
             return []
         early = [receiver for receiver in crowd if receiver.state is State.STREAMING] if self.cut else []
-        begun = []
-        for receiver in sorted([*self._waiting.values(), *early], key=lambda receiver: receiver.order):
-            stays = bool(self.copies and receiver.watermark and receiver.state is State.WAITING)
-            if not receiver.into and receiver.member.connected and not stays:
-                self._assemble(receiver)
-                begun.append(receiver.member)
-        return begun
+        chosen = [
+            receiver
+            for receiver in sorted([*self._waiting.values(), *early], key=lambda receiver: receiver.order)
+            if not (receiver.into or (self.copies and receiver.watermark and receiver.state is State.WAITING))
+            and receiver.member.connected
+        ]
+        # Those that stream come first: one behind a node that waits would be halted with it.
+        for receiver in sorted(chosen, key=lambda receiver: receiver.state is State.WAITING):
+            self._assemble(receiver)
+        return [receiver.member for receiver in chosen]
 
     def _assemble(self, receiver: Receiver) -> None:
         node = receiver.member.node

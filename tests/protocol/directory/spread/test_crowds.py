@@ -262,6 +262,23 @@ def test_an_early_one_whose_bytes_have_come_is_not_asked_again() -> None:
     assert d["a"] in d.broadcast(1).copies
 
 
+def test_an_early_one_behind_a_node_that_lost_its_sender_belongs_to_the_crowd() -> None:
+    d = Crowd("a", "b", settings=Settings(crowd=4, stripes=2, depth_cost=0))
+    d.now += 0.9 * PATIENCE
+    d.tell("c", Want(ref(1)))
+    d.now += 0.2 * PATIENCE
+    d.handle(Tick())
+    assert d.senders(1) == {"a": "S", "b": "a", "c": "b"}
+    for name in ("d", "e"):
+        d.tell(name, Want(ref(1)))
+    number = d.receiver("b", 1).number
+    d.tell("b", StreamFailed(d.version, number, 0, d["a"], StreamFault.BUSY, wanted=True))
+    d.tell("a", Completed(d.version))
+    stripes = d.gather()
+    assert len(stripes) == 2
+    assert all(set(d.senders_of(stripe)) == {"b", "c", "d", "e"} for stripe in stripes)
+
+
 def test_a_crowd_does_not_wait_for_a_late_wake_up() -> None:
     """A busy directory reads other requests first: the next of them ends the wait."""
     d = Crowd("a", "b")
