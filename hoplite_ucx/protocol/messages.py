@@ -430,6 +430,8 @@ class Place(_ToNode, frozen=True):
     rank: Rank = 0
     """Of a stripe: RANKS times the reduction's turn, and how many hops its bytes have come. What was built first is
     sent first, and of that what has the longest way to go: else later reductions would hold up those before them."""
+    piece: bool = False
+    """Of a stripe that was cut: only a node that still assembles the object from it has a use for it."""
 
 
 BIND_ALIGNMENT = 64

@@ -7,6 +7,7 @@ from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.refusals import invalid, refuse_put
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
+from hoplite_ucx.protocol.directory.spread.cutting import share_if_placed
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
 from hoplite_ucx.protocol.errors import Failure
@@ -149,6 +150,8 @@ class Objects:
         if broadcast.sealed:
             record.waiting.pop(member.node, None)
         broadcast.add_copy(member)
+        if broadcast.cut:
+            share_if_placed(self._table, broadcast, member)
 
     def look(self, ref: bytes) -> Answer:
         """The bytes, if a want would be answered with them now."""

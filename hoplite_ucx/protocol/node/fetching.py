@@ -136,6 +136,8 @@ class Fetching:
             return
         if self._memory.is_made(version):
             return  # a node is not sent what it makes itself
+        if placement.piece and not self.fetches.is_stripe(version.ref):
+            return  # what it is of is complete or given up here, and that report is on its way
         if placement.number <= self.fetches.newest_number(version.ref):
             return
         getting = self.fetches.for_store(version.ref)

@@ -1,6 +1,7 @@
 """Targets in stripes on a node: one segment, filled through windows."""
 
 import pytest
+from msgspec.structs import replace
 
 from hoplite_ucx.protocol.errors import FailureKind
 from hoplite_ucx.protocol.events import (
@@ -65,6 +66,14 @@ def test_a_target_is_filled_through_windows() -> None:
     assert n.only(n.directory(Sealed(version(TARGET))), Got).segment == whole.segment
     freed = [n.only(n.directory(Drop(version(stripe))), Free).segment for stripe in (7, 8)]
     assert freed == [w.segment for w in windows]
+
+
+def test_a_stripe_that_was_cut_is_not_got_without_the_target() -> None:
+    """Its placement and the report that there is no memory for the target cross."""
+    n, message = assembling(memory=2 * HALF - 1)
+    assert len(n.sent(n.directory(message), Declined)) == 1
+    assert n.directory(replace(place(7, 9), piece=True, sealed=True)) == []
+    assert n.connect().partials == ()
 
 
 def test_a_window_is_announced_as_a_piece() -> None:

@@ -666,6 +666,7 @@ class Broadcast:
                 self.origin,
                 receiver.into,
                 self.rank + self.pool.locations[plan.sender].depth if self.rank else 0,
+                piece=self.whole > self.size and not self.rank,
             ),
         )
 

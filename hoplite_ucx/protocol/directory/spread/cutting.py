@@ -49,6 +49,13 @@ def share(table: Table, target: Broadcast, holders: Iterable[Member]) -> bool:
     return shared
 
 
+def share_if_placed(table: Table, target: Broadcast, member: Member) -> None:
+    """A node has all of it, perhaps from before it heard that it should assemble it: then others may have been placed
+    behind it, and it ignores what it was asked."""
+    if any(member.node in table.live_tree(stripe.version.ref).receivers for stripe in target.stripes):
+        share(table, target, [member])
+
+
 def rescue(table: Table, target: Broadcast) -> bool:
     """A stripe has no root left. Whether a node that has all of the object serves it now: one that was not asked yet,
     or that came back without its windows."""

@@ -262,6 +262,15 @@ def test_an_early_one_whose_bytes_have_come_is_not_asked_again() -> None:
     assert d["a"] in d.broadcast(1).copies
 
 
+def test_an_early_one_whose_bytes_have_come_serves_the_stripes() -> None:
+    """Others were placed behind it; it ignores that it should get them."""
+    d = Crowd("a", "b")
+    stripes = d.gather()
+    d.tell("a", Completed(d.version))
+    assert [cut.stripes for cut in d.heard_all(Cut, "a")] == [tuple(stripes)]
+    assert all(d["a"] in d.directory.table.live_tree(stripe.version.ref).copies for stripe in stripes)
+
+
 def test_an_early_one_behind_a_node_that_lost_its_sender_belongs_to_the_crowd() -> None:
     d = Crowd("a", "b", settings=Settings(crowd=4, stripes=2, depth_cost=0))
     d.now += 0.9 * PATIENCE
