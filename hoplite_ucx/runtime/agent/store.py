@@ -74,6 +74,7 @@ class Segment:
         self._array: Bytes | None = None
         self._watermark = 0
         self._missing = 0
+        self._pieces = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._lock = threading.Lock()
 
@@ -88,8 +89,8 @@ class Segment:
 
     @property
     def idle(self) -> bool:
-        """Whether it is complete, and no stream or slot of this node follows it."""
-        return self._watermark == self.size and not self._listeners
+        """Whether it is complete, and no stream or slot of this node follows it, or has a piece of its memory."""
+        return self._watermark == self.size and not (self._listeners or self._pieces)
 
     def adopt(self, data: bytes) -> None:
         """All of a small object at once: it lives in these very bytes."""
@@ -113,10 +114,15 @@ class Segment:
             for listener in self._listeners:
                 listener()
 
-    def expect(self, size: int) -> None:
-        """This many bytes will come through a piece."""
+    def share(self, missing: int) -> None:
+        """A piece has some of its memory. This many bytes will come through that."""
         with self._lock:
-            self._missing += size
+            self._pieces += 1
+            self._missing += missing
+
+    def unshare(self) -> None:
+        with self._lock:
+            self._pieces -= 1
 
     def filled(self, size: int) -> None:
         with self._lock:
@@ -148,7 +154,7 @@ class Piece(Segment):
         self.whole = whole
         self.memory = whole.memory[offset : offset + size]
         self._watermark = min(size, max(0, whole.watermark() - offset))
-        whole.expect(size - self._watermark)
+        whole.share(size - self._watermark)
 
     def raise_watermark(self, watermark: int) -> None:
         before = self._watermark
@@ -320,6 +326,7 @@ class Store:
     def free(self, number: int) -> Segment:
         segment = self.segments.pop(number)
         if isinstance(segment, Piece):
+            segment.whole.unshare()
             return segment
         self.used -= segment.size
         for backing in (segment.backing, segment.twin):

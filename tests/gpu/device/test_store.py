@@ -352,6 +352,10 @@ def test_what_is_looked_at_or_followed_meanwhile_is_not_moved_to_the_host() -> N
     assert store.evictable(0) is None
     assert not store.evict(segment)
     segment.unsubscribe(store.close)
+    store.window(2, 1, 0, 1 << 20)
+    assert store.evictable(0) is None
+    assert not store.evict(segment)
+    store.free(2)
 
     assert segment.device == 0
     assert store.evict(segment)

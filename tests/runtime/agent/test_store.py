@@ -346,8 +346,10 @@ def test_pieces_share_memory_and_make_a_whole(fixture: Fixture) -> None:
     assert whole.watermark() == SIZE
     fixture.store.window(102, whole.number, 10, 20)
     assert fixture.store[102].watermark() == 20
+    assert not whole.idle, "its pieces would be left with memory that is another object's"
     for number_of_piece in (100, 101, 102):
         fixture.store.free(number_of_piece)
+    assert whole.idle
     assert fixture.store.used == used
 
 
