@@ -6,6 +6,7 @@ from hoplite_ucx.protocol.directory.members import Member
 from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.reduce.reduction import Reductions
 from hoplite_ucx.protocol.directory.refusals import invalid, refuse_put
+from hoplite_ucx.protocol.directory.spread import stripes
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast
 from hoplite_ucx.protocol.directory.spread.cutting import share_if_placed
 from hoplite_ucx.protocol.directory.table import Table
@@ -86,6 +87,8 @@ class Objects:
         if not self._world.recovering and not (sealed and self._gives_way(known)):
             return  # it comes too late: what was undecided is made anew
         record = self._table.record(version.ref)
+        if current is not None:
+            stripes.end(self._table, current)
         self._table.reset(record)
         record.broadcast = self._versions.tree(version, found.size, found.layout, member.nic.up)
         record.broadcast.sealed = False

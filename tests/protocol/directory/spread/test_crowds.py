@@ -7,6 +7,7 @@ from hoplite_ucx.protocol import Settings
 from hoplite_ucx.protocol.cost import Costs, choose_cut
 from hoplite_ucx.protocol.directory.states import State
 from hoplite_ucx.protocol.events import Probed, SessionLost, Tick
+from hoplite_ucx.protocol.ids import Version
 from hoplite_ucx.protocol.messages import (
     Assemble,
     Completed,
@@ -294,3 +295,22 @@ def test_a_crowd_does_not_wait_for_a_late_wake_up() -> None:
     d.now += 1.5 * PATIENCE
     d.tell("c", Want(ref(1)))
     assert [len(d.heard_all(Assemble, name)) for name in ("a", "b", "c")] == [1, 1, 1]
+
+
+def test_stripes_end_if_a_later_version_takes_the_place_of_theirs() -> None:
+    """Two nodes that survived earlier directories come late, the one with the later version last."""
+    d = DirectoryDriver("a", "b", settings=SMALL, incarnation=3)
+    early, late = Version(ref(1), 1, 1), Version(ref(1), 2, 1)
+    d.join("S", incarnation=1, copies=(Copy(early, LARGE, b"layout"),))
+    for name in ("a", "b"):
+        d.tell(name, Want(ref(1)))
+    d.now += PATIENCE
+    d.handle(Tick())
+    stripes = d.broadcast(1).stripes
+    assert len(stripes) == 2
+    d.heard_all(Drop)
+    d.join("T", incarnation=2, copies=(Copy(late, LARGE, b"layout"),))
+    assert d.broadcast(1).version == late
+    dropped = {drop.version for drop in d.heard_all(Drop, "S")}
+    assert dropped == {early, *(stripe.version for stripe in stripes)}
+    assert set(d.directory.records) == {ref(1)}
