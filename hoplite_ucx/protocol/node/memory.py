@@ -77,10 +77,10 @@ class Holding:
 
     def goes_on(self) -> bool:
         """Whether it will be freed, or become evictable, by itself: when it is made and decided, when its readers are
-        done, or when whatever still touches it releases it."""
+        done, or its stripes are over, or when whatever still touches it releases it."""
         if self.pins:
             return False
-        under_way = self.phase in (Phase.RECEIVING, Phase.REDUCING) or not self.sealed
+        under_way = self.phase in (Phase.RECEIVING, Phase.REDUCING) or not self.sealed or bool(self.windows)
         return under_way or bool(self.serves) or self.kept is Eviction.IN_USE or self.doomed
 
     @property

@@ -1,11 +1,21 @@
 """A complete object that is cut for others: its stripes are windows of the copy."""
 
-from hoplite_ucx.protocol.events import CancelServe, Free, PutCall, PutFinished, Serve, ServeClosed, Window
+from hoplite_ucx.protocol.events import (
+    CallFailed,
+    CancelServe,
+    Free,
+    PutCall,
+    PutFinished,
+    Serve,
+    ServeClosed,
+    Window,
+)
 from hoplite_ucx.protocol.ids import StreamId, node_id
 from hoplite_ucx.protocol.messages import (
     Copy,
     Cut,
     Drop,
+    Evict,
     PutAccepted,
     StreamFault,
     StreamRefused,
@@ -20,8 +30,8 @@ CUT = Cut(WHOLE, 2 * HALF, (Stripe(LOW, HALF), Stripe(HIGH, HALF)))
 PEERS = [node_id(9), node_id(10)]
 
 
-def holder() -> NodeDriver:
-    n = NodeDriver()
+def holder(**options: int) -> NodeDriver:
+    n = NodeDriver(**options)
     n.handle(PutCall(1, ref(1), 2 * HALF, b"", None, None))
     n.directory(PutAccepted(1, WHOLE, existing=False))
     n.handle(PutFinished(1))
@@ -85,3 +95,13 @@ def test_windows_are_announced_as_pieces() -> None:
     copies = {copy.version: copy.piece for copy in n.connect().copies}
     assert copies == {WHOLE: False, LOW: True, HIGH: True}
     assert Copy(LOW, HALF, b"", piece=True) in n.connect().copies
+
+
+def test_a_put_waits_until_the_stripes_of_a_copy_are_over() -> None:
+    n = holder(memory=3 * HALF)
+    n.directory(CUT)
+    pull(n, 7)
+    assert n.none(n.handle(PutCall(2, ref(2), 2 * HALF, b"", None, None)), CallFailed)
+    n.directory(Drop(LOW))
+    n.handle(ServeClosed(StreamId(PEERS[0], 7)))
+    assert n.sent(n.directory(Drop(HIGH)), Evict) == [Evict(WHOLE)]
