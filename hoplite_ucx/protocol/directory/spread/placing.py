@@ -6,11 +6,9 @@ from hoplite_ucx.protocol.directory.records import Record
 from hoplite_ucx.protocol.directory.spread.broadcast import Broadcast, Receiver
 from hoplite_ucx.protocol.directory.spread.cutting import cut
 from hoplite_ucx.protocol.directory.spread.roles import lay
+from hoplite_ucx.protocol.directory.spread.stripe_senders import TOO_SLOW
 from hoplite_ucx.protocol.directory.table import Table
 from hoplite_ucx.protocol.directory.versions import Versions
-
-# A host with less than this part of the typical rate is a leaf in every stripe.
-_TOO_SLOW = 0.5
 
 
 class Placing:
@@ -53,8 +51,8 @@ class Placing:
             self._follow_ring(record, target, members)
 
     def _lay_trees(self, target: Broadcast, members: list[Member]) -> None:
-        """Each of them is interior in the tree of one stripe, and a leaf in the others."""
-        enough = _TOO_SLOW * self._table.members.bandwidth()
+        """Each of them is interior in the tree of one stripe, and a leaf in the others; a slow one is a leaf in all."""
+        enough = TOO_SLOW * self._table.members.bandwidth()
         relays = [member.node for member in members if member.nic.up > enough]
         nodes = [member.node for member in members]
         trees = lay(nodes, relays or nodes, len(target.stripes))

@@ -3,7 +3,8 @@
 A stream of a stripe is planned with the rate of a card divided by the number of stripes. So a host can receive all
 stripes at once, and send as many streams as there are stripes: its *seats*, whichever stripes they are of. A crowd that
 comes together is laid with `roles`; whoever is placed alone, or loses its sender, takes a free seat, as near to a root
-as there is one. If there is none, it goes to the host with the fewest streams, which all of them then share.
+as there is one. If there is none, it goes to the host with the fewest streams, which all of them then share. A host
+that is much slower than the receiver is the last choice.
 """
 
 import math
@@ -14,6 +15,8 @@ from hoplite_ucx.protocol.cost import Costs, hop_delay
 from hoplite_ucx.protocol.directory.sender_choice import Location, Nic, Plan, SenderPool
 from hoplite_ucx.protocol.ids import NodeId, ReceiverKey
 
+# A host with less than this part of the others' rate sends nothing, if it can be avoided.
+TOO_SLOW = 0.5
 # How many hosts with free seats are compared.
 _LOOK_AT = 32
 
@@ -78,10 +81,13 @@ class StripePool(SenderPool):
             location = locations[node]
             return location.finish > now, location.depth, taken[node]
 
-        free = (node for node in self.seats.free if node in locations and acceptable(node))
+        def is_slow(node: NodeId) -> bool:
+            return locations[node].nic.up < TOO_SLOW * nic.down
+
+        free = (node for node in self.seats.free if node in locations and not is_slow(node) and acceptable(node))
         best = min(islice(free, _LOOK_AT), key=nearness, default=None)
         if best is None:
-            by_load = sorted(locations, key=lambda node: (taken[node], nearness(node)))
+            by_load = sorted(locations, key=lambda node: (is_slow(node), taken[node], nearness(node)))
             best = next(filter(acceptable, by_load), None)
         return self.plan(best, nic, remaining, now) if best is not None else None
 

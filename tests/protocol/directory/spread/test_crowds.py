@@ -161,6 +161,23 @@ def test_slow_hosts_send_nothing() -> None:
         assert d["slow"] not in {receiver.sender for receiver in tree.receivers.values()}
 
 
+def test_who_comes_later_is_not_placed_behind_a_slow_host() -> None:
+    d = DirectoryDriver("S", *CROWD, settings=SMALL)
+    d.join("slow", up=125e6 / 4, down=125e6 / 4)
+    d.put("S", 1)
+    for name in ("slow", "a"):
+        d.tell(name, Want(ref(1)))
+    d.now += PATIENCE
+    d.handle(Tick())
+    for name in ("b", "c", "d"):
+        d.now += 3 * PATIENCE
+        d.heard(name)
+        d.tell(name, Want(ref(1)))
+        senders = {place.sender for place in d.heard_all(Place, name)}
+        assert senders
+        assert d["slow"] not in senders
+
+
 def test_the_stripes_end_with_the_last_assembler() -> None:
     d = Crowd("a", "b")
     stripes = d.gather()
