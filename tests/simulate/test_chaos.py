@@ -21,7 +21,7 @@ SEEDS_WITH_SMALL_OBJECTS = range(40_000, 40_200)
 SEEDS_PER_TEST = 50
 PATIENCE_WITH_MUTANTS = 200
 FIRST_SEED_FOR = {
-    "no-version-check": 140,
+    "no-version-check": 520,
     "no-starved-signal": 55,
     "begins-too-far": 30,
     "counts-declined": 70,
