@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 
 from hoplite_ucx.errors import ClosedError
+from hoplite_ucx.protocol.messages import ObjectState
 from hoplite_ucx.runtime.settings import HostSettings
+from hoplite_ucx.runtime.worker import calls
 from hoplite_ucx.runtime.worker.refs import ObjectRef
 from tests.runtime.test_cluster import random_bytes
 from tests.tools import live as tools
 from tests.tools.live import Host, Live, live_cluster, patient
 from tests.tools.waiting import HANG, eventually
+
+pytestmark = pytest.mark.long(reason="whether hosts ask together is decided by how busy this machine is")
 
 HOSTS = 5
 STRIPES = 2
@@ -63,6 +67,8 @@ def stopped_at_its_source(live: Live, data: np.ndarray) -> tuple[Getters, Object
     """All other hosts are to get it in stripes, and the host that has it does nothing yet."""
     source, *others = live.hosts
     ref = source.put(data)
+    # The put returns before the directory hears that the copy is complete, and only a complete copy is cut.
+    eventually(lambda: others[0].client.carry_out(calls.info(ref, HANG))[0].state == ObjectState.READY)
     os.kill(source.agent.process.pid, signal.SIGSTOP)
     getters = Getters(others, ref)
     eventually(lambda: all(receives_stripes(host) for host in others))
